@@ -166,7 +166,7 @@ def distances(
 
 @final
 class TensorInfo:
-    """What a header says of one tensor."""
+    """The entry of a header for one tensor."""
 
     def __new__(
         cls,

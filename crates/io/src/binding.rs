@@ -2,8 +2,8 @@
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 
+pub use crate::checkpoint::Backing;
 pub use crate::checkpoint::aliases::{Alias, aliases};
-pub use crate::checkpoint::{Backing, OpenWith};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{
     Allocator, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal, release_pinned,
@@ -13,9 +13,10 @@ pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
 pub use crate::edit::{Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, assemble, passed_over};
 pub use crate::error::Misfit;
-pub use crate::file::{Given, LocalFile, ReadAt, ShardHeader, ShardHeaders, TensorId, read_header};
+pub use crate::file::{Given, LocalFile, ReadAt, TensorId, read_header};
 pub use crate::fold::{Fold, fold};
 pub use crate::memory::{Bytes, Dest, Dim, Footprint, Memory, crowds, overlapping};
+pub use crate::options::{ShardHeader, ShardHeaders};
 pub use crate::payload::FileRange;
 pub use crate::read::buffer::Buffer;
 pub use crate::read::job::Target;

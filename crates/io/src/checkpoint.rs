@@ -3,8 +3,7 @@
 pub(crate) mod aliases;
 pub(crate) mod copied;
 pub(crate) mod folder;
-mod locate;
-mod replacement;
+mod open;
 mod shards;
 
 use std::borrow::Cow;
@@ -13,33 +12,26 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, ShardIndex, StopFlag, natural_order};
+use ingot_format::{Dtype, Header, SHARED_KEY, ShardIndex, natural_order};
 
-pub(crate) use folder::read_index;
 pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
 
 use crate::error::Error;
-use crate::file::{Archive, BUFFER, ShardHeader, ShardHeaders, Tensor, TensorId, nearest};
-use crate::options::CheckpointOptions;
+use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::watch::{Unwatched, Watch};
-use crate::workers::{Reading, in_parallel};
 use aliases::{Alias, Aliases};
-use folder::Beside;
-pub use locate::OpenWith;
-use locate::{Located, locate};
-use replacement::Replacement;
-use shards::Difference;
+use shards::OpenShards;
 
-/// One file, or the shards of an index, as one. Any number of threads may use it at once.
+/// One file, or the shards of an index, as one handle. Any number of threads may use it at once.
 ///
-/// The header of each shard is read when the shard is first needed, and then compared with the index: it has to hold
-/// exactly the tensors that the index names. Whatever needs many shards opens them at once. [`Checkpoint::prepare`] does so
-/// in a way that can be watched.
+/// The header of each shard is read when the shard is first needed, and is compared with the index: the shard must hold
+/// exactly the tensors that the index names. Calls that need many shards open them in parallel. [`Checkpoint::prepare`] opens
+/// them with progress and cancellation.
 ///
-/// The shards of a directory are opened with the index, so that they are read as they were then. Of more than 48 shards,
-/// each is opened when it is read, and the shards that were opened last stay open. Reading a shard is
-/// [`Error::Changed`] if another file has its name by then, or the file was written to. The only file of a checkpoint
+/// The shards of a directory are opened with the index, so that they are read as they were then. If there are more than 48,
+/// each is opened when it is read, and the shards that were opened last stay open. Reading a shard fails with
+/// [`Error::Changed`] if another file has its name by then, or if the file was written to. The only file of a checkpoint
 /// stays open.
 ///
 /// ```
@@ -61,9 +53,9 @@ use shards::Difference;
 #[derive(Debug)]
 pub struct Checkpoint {
     files: Contents,
-    /// The names that are not stored. They are looked for in all files when a name is not found among the stored ones.
+    /// The names that are not stored. They are read from all files when a name is not found among the stored names.
     aliases: OnceLock<Aliases>,
-    /// Why these files are read, before the reason for how.
+    /// The reason for reading these files, before the reason for the backend.
     reason: Option<&'static str>,
 }
 
@@ -71,14 +63,6 @@ pub struct Checkpoint {
 enum Contents {
     File(Box<Archive>),
     Shards(Box<OpenShards>),
-}
-
-/// Shards, of which some are open.
-#[derive(Debug)]
-struct OpenShards {
-    shards: Shards,
-    store: Box<dyn Store>,
-    archives: Vec<OnceLock<Archive>>,
 }
 
 impl From<Archive> for Checkpoint {
@@ -92,58 +76,7 @@ impl From<Archive> for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a file, the shards of an index, or whatever of these a directory holds. The content decides, not the name:
-    /// but a name that ends in `.json` is always that of an index.
-    ///
-    /// # Errors
-    /// What [`Archive::open`] says; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] where
-    /// index, shards and directory do not go together.
-    pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
-        Checkpoint::open_with(path, options, &OpenWith::default())
-    }
-
-    /// Reads the index at `path`, or the index of the directory `path`, and opens none of its shards. `None` if `path` leads
-    /// to a single file.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
-    pub fn index_at(path: &Path) -> Result<Option<ShardIndex>, Error> {
-        match locate(path, &CheckpointOptions::default(), &OpenWith::default())? {
-            Located::File(_) => Ok(None),
-            Located::Index { folder, name } => read_index(&folder.path(name)).map(Some),
-        }
-    }
-
-    /// As [`Checkpoint::open`], with headers that another process read, or for one of many checkpoints.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
-    #[doc(hidden)]
-    pub fn open_with(path: &Path, options: &CheckpointOptions, with: &OpenWith) -> Result<Checkpoint, Error> {
-        let mut replacement = Replacement::of(path);
-        loop {
-            match Checkpoint::located(path, options, with) {
-                // A save replaced the checkpoint meanwhile.
-                Err(fault) if replacement.explains(&fault) => {}
-                opened => return opened,
-            }
-        }
-    }
-
-    fn located(path: &Path, options: &CheckpointOptions, with: &OpenWith) -> Result<Checkpoint, Error> {
-        match locate(path, options, with)? {
-            Located::File(archive) => Ok((*archive).into()),
-            Located::Index { folder, name } => {
-                let (shards, beside) = Beside::index(folder, &name, &options.open, with.headers.clone())?;
-                let checkpoint = Checkpoint::of_shards(shards, Box::new(beside));
-                // Callers ask for the backing of every checkpoint, and only here it is tried again.
-                checkpoint.backing()?;
-                Ok(checkpoint)
-            }
-        }
-    }
-
-    /// Return the checkpoint with a reason why these files are read.
+    /// Return the checkpoint with a reason for reading these files.
     #[cfg(feature = "remote")]
     pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
         Checkpoint {
@@ -152,44 +85,17 @@ impl Checkpoint {
         }
     }
 
-    /// The shards of an index, wherever they are.
+    /// Return the checkpoint of an index, whose shards `store` opens.
     pub(crate) fn of_shards(shards: Shards, store: Box<dyn Store>) -> Checkpoint {
-        let opened = OpenShards {
-            archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
-            shards,
-            store,
-        };
         Checkpoint {
-            files: Contents::Shards(Box::new(opened)),
+            files: Contents::Shards(Box::new(OpenShards::new(shards, store))),
             aliases: OnceLock::new(),
             reason: None,
         }
     }
 
-    /// Return the headers and the index, for other processes that open the same files. `None` if they read the headers as
-    /// fast themselves (from a disk, from memory, from an object), or could not tell whether they have the same files.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Read`]; [`Error::Interrupted`].
-    #[doc(hidden)]
-    pub fn shard_headers(&self, watch: &dyn Watch) -> Result<Option<ShardHeaders>, Error> {
-        if self.files() == 0 || self.file(0)?.source().version().is_none() {
-            return Ok(None);
-        }
-        let (files, numbers) = (self.all_files()?, (0..self.files()).collect::<Vec<_>>());
-        let reading = match &self.files {
-            Contents::File(_) => Reading::waiting(1),
-            Contents::Shards(opened) => opened.store.reading(),
-        };
-        let header = |number: usize, stop: StopFlag<'_>| files[number].shard_header(stop);
-        let headers = in_parallel(reading, &numbers, header, watch)?.into_iter();
-        let files = headers.collect::<Option<Vec<ShardHeader>>>();
-        let index = self.index().map(ShardIndex::render);
-        Ok(files.map(|files| ShardHeaders { index, files }))
-    }
-
-    /// What the files are, as the first of them says. Of an index behind a URL none is asked: what they are is then what
-    /// the first of their names says.
+    /// Return the format and the backend of the first file. The format of an index behind a URL is detected from the name of
+    /// the first shard, and no shard is opened.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -212,8 +118,8 @@ impl Checkpoint {
         })
     }
 
-    /// Whether a save has replaced the index since it was read: other files may then have the names of the shards.
-    /// False for one file, which stays open, and for what is not in a directory of this machine.
+    /// Returns whether a save has replaced the index since it was read: other files may then have the names of the shards.
+    /// False for a single file, which stays open, and for files that are not in a directory of this machine.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
         match &self.files {
@@ -222,8 +128,8 @@ impl Checkpoint {
         }
     }
 
-    /// Text that differs for other versions of the files, and whether other machines see the same files. `None` for what
-    /// is no file of this machine.
+    /// Return text that differs between versions of the files, and whether other machines see the same files. `None` if the
+    /// bytes are not in files of this machine.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -238,7 +144,7 @@ impl Checkpoint {
         }))
     }
 
-    /// The file, or the index; `None` for what is no file.
+    /// Returns the path of the file or the index; `None` for bytes in memory and other sources without a path.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         match &self.files {
@@ -247,7 +153,7 @@ impl Checkpoint {
         }
     }
 
-    /// The index, where there is one.
+    /// Returns the index, if there is one.
     #[must_use]
     pub fn index(&self) -> Option<&ShardIndex> {
         match &self.files {
@@ -256,7 +162,7 @@ impl Checkpoint {
         }
     }
 
-    /// How many files there are.
+    /// Returns the number of files.
     #[must_use]
     pub fn files(&self) -> usize {
         match &self.files {
@@ -265,8 +171,8 @@ impl Checkpoint {
         }
     }
 
-    /// The path of file `number`. Those of an index are in the order of their names. `None` for what is no file, and
-    /// where there are fewer.
+    /// Returns the path of file `number`. The files of an index are in the order of their names. `None` for sources without a
+    /// path, and if there are fewer files.
     #[must_use]
     pub fn file_path(&self, number: usize) -> Option<PathBuf> {
         match &self.files {
@@ -276,7 +182,7 @@ impl Checkpoint {
         }
     }
 
-    /// What each file is called: as the index spells it, else by the end of its path.
+    /// Returns the name of each file: as the index spells it, or else the last part of its path.
     pub fn file_names(&self) -> impl Iterator<Item = Cow<'_, str>> {
         (0..self.files()).map(|number| match &self.files {
             Contents::File(archive) => {
@@ -288,11 +194,11 @@ impl Checkpoint {
         })
     }
 
-    /// File `number`, opened now if it was not.
+    /// Returns file `number`, and opens it if it is not open.
     ///
     /// # Errors
-    /// What [`Archive::open`] says, and that there are fewer files; [`Error::Changed`] when it is no longer what it was
-    /// when the checkpoint was opened; [`Error::Checkpoint`] when it does not hold just what the index says.
+    /// As [`Archive::open`]; [`Error::Open`] if there are fewer files; [`Error::Changed`] if the file was changed or replaced
+    /// since the checkpoint was opened; [`Error::Checkpoint`] if it does not hold exactly the tensors that the index names.
     pub fn file(&self, number: usize) -> Result<&Archive, Error> {
         match &self.files {
             _ if number >= self.files() => {
@@ -307,7 +213,7 @@ impl Checkpoint {
         }
     }
 
-    /// All files, those that are not open opened in parallel. The first that fails is the error.
+    /// Returns all files. Files that are not open are opened in parallel, and the first failure is returned.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -316,7 +222,7 @@ impl Checkpoint {
         (0..self.files()).map(|number| self.file(number)).collect()
     }
 
-    /// Opens in parallel whatever files are not open, so that nothing that is asked of them afterwards waits for that.
+    /// Opens all files in parallel, so that later calls do not wait for it.
     ///
     /// # Errors
     /// As [`Checkpoint::file`]; [`Error::Interrupted`].
@@ -332,7 +238,7 @@ impl Checkpoint {
         self.files_of(names, watch).map(drop)
     }
 
-    /// The numbers of the files that hold these tensors, all of them opened.
+    /// Open the files that hold these tensors, and return their numbers.
     fn files_of(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<usize>, Error> {
         let files = names.iter().map(|name| self.file_of(name, watch));
         let files = files.collect::<Result<Vec<_>, _>>()?;
@@ -350,7 +256,7 @@ impl Checkpoint {
         }
     }
 
-    /// How many tensors there are.
+    /// Returns the number of stored tensors.
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.files {
@@ -359,7 +265,7 @@ impl Checkpoint {
         }
     }
 
-    /// Whether there are none.
+    /// Returns whether no tensor is stored.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -381,7 +287,7 @@ impl Checkpoint {
     /// As [`Checkpoint::file`]; [`Error::Shared`]; [`Error::Interrupted`].
     #[doc(hidden)]
     pub fn aliases(&self, watch: &dyn Watch) -> Result<&[Alias], Error> {
-        Ok(self.table(watch)?.all())
+        Ok(&self.table(watch)?.all)
     }
 
     /// Return whether this is an alias. A broken record has none; reading by a name that is not stored reports it.
@@ -401,11 +307,20 @@ impl Checkpoint {
             return Ok(known);
         }
         self.prepare_all(watch)?;
-        let found = Aliases::of(&self.all_files()?)?;
+        let files = self.all_files()?;
+        let has_record = |file: &&Archive| {
+            let metadata = file.header().metadata();
+            metadata.is_some_and(|metadata| metadata.get(SHARED_KEY).is_some())
+        };
+        let found = if files.iter().any(has_record) {
+            Aliases::of(&files)?
+        } else {
+            Aliases::default()
+        };
         Ok(self.aliases.get_or_init(|| found))
     }
 
-    /// All names in their own order, byte by byte.
+    /// Returns the names of the stored tensors in byte order.
     #[must_use]
     pub fn names_by_name(&self) -> Vec<&str> {
         match &self.files {
@@ -414,7 +329,7 @@ impl Checkpoint {
         }
     }
 
-    /// All tensors in the order of the data, file after file.
+    /// Returns all tensors in the order of the data, file after file.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -426,7 +341,7 @@ impl Checkpoint {
         Ok(tensors)
     }
 
-    /// All tensors in the [natural order](natural_order) of their names.
+    /// Returns all tensors in the [natural order](natural_order) of their names.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -436,17 +351,16 @@ impl Checkpoint {
         Ok(tensors)
     }
 
-    /// Return the tensor `name`. An alias (the metadata key `ingot.shared`) is the tensor, or the part of one, that it
-    /// stands for.
+    /// Returns the tensor `name`. An alias (the metadata key `ingot.shared`) returns its tensor, or its part of a tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the name that is most like it, and what [`Checkpoint::file`] says. If no tensor is
-    /// stored under the name, all files are opened, and [`Error::Shared`] reports a broken record of aliases.
+    /// [`Error::UnknownTensor`], with the most similar name, and as [`Checkpoint::file`]. If no tensor is stored under the
+    /// name, all files are opened, and [`Error::Shared`] reports a broken record of aliases.
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         self.tensor(self.id(name)?)
     }
 
-    /// The tensors of these names, their files opened in parallel.
+    /// Returns the tensors of these names, and opens their files in parallel.
     ///
     /// # Errors
     /// As [`Checkpoint::find`]; [`Error::Interrupted`].
@@ -457,7 +371,7 @@ impl Checkpoint {
             None => Vec::new(),
         };
         let mut found = Vec::with_capacity(names.len());
-        // Many names are nearly always in the order of the data: then none is searched for.
+        // Names are usually in the order of the data, and need no search then.
         let mut next = 0;
         for (rank, &name) in names.iter().enumerate() {
             let file = self.file(files.get(rank).copied().unwrap_or(0))?;
@@ -471,7 +385,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// Return the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are
+    /// Returns the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are
     /// opened. The only file of a checkpoint without an index may lack the tensor.
     ///
     /// # Errors
@@ -490,7 +404,7 @@ impl Checkpoint {
         self.table(watch)?.id(name).ok_or_else(|| self.unknown(name))
     }
 
-    /// The error for a name that is neither stored nor an alias.
+    /// Return the error for a name that is neither stored nor an alias.
     fn unknown(&self, name: &str) -> Error {
         let index = match &self.files {
             Contents::File(archive) => return archive.unknown(name),
@@ -503,7 +417,7 @@ impl Checkpoint {
         }
     }
 
-    /// Which tensor has this name.
+    /// Return the file and the number of the tensor `name`.
     ///
     /// # Errors
     /// As [`Checkpoint::find`].
@@ -525,11 +439,11 @@ impl Checkpoint {
         }
     }
 
-    /// The tensor that [`Checkpoint::id`] named.
+    /// Return the tensor that [`Checkpoint::id`] found.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] for a number that the file has not; [`Error::Shared`] for an alias
-    /// that cannot be read by itself.
+    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] if the file has no tensor of this number; [`Error::Shared`] for an
+    /// alias that cannot be read by itself.
     #[doc(hidden)]
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
         let file = self.file(id.file)?;
@@ -546,94 +460,23 @@ impl Checkpoint {
         })
     }
 
-    /// What the index says of all tensors' bytes, and how many there are, where the two differ. `None` as long as a
-    /// shard is not open.
+    /// Returns the total of bytes in the index and the real total, if they differ. `None` until all shards are open.
     #[must_use]
     pub fn wrong_total(&self) -> Option<(u64, u64)> {
         let Contents::Shards(opened) = &self.files else {
             return None;
         };
-        let total = opened.shards.index().total_nbytes()?;
-        let mut found = 0_u64;
-        for archive in &opened.archives {
-            found = found.saturating_add(archive.get()?.header().data_nbytes());
-        }
+        let (total, found) = (opened.shards.index().total_nbytes()?, opened.data_nbytes()?);
         (found != total).then_some((total, found))
     }
 
-    /// Elements of each dtype, as they are stored: a scalar is one. In the order of [`Dtype::ALL`], and without the
-    /// dtypes that no tensor has.
+    /// Returns the number of stored elements of each dtype; a scalar counts as one. In the order of [`Dtype::ALL`], without
+    /// the dtypes that no tensor has.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
     pub fn parameter_count(&self) -> Result<Vec<(Dtype, u128)>, Error> {
         Ok(count(self.all_files()?.into_iter().map(Archive::header)))
-    }
-}
-
-impl OpenShards {
-    fn path(&self, number: usize) -> PathBuf {
-        self.store.path(self.shards.name(number))
-    }
-
-    fn shard(&self, number: usize) -> Result<&Archive, Error> {
-        loop {
-            match self.archives[number].get() {
-                Some(archive) => return Ok(archive),
-                None => self.open(&[number], &Unwatched)?,
-            }
-        }
-    }
-
-    /// Opens those of these shards that are not open.
-    fn open(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
-        let is_closed = |number: &usize| self.archives[*number].get().is_none();
-        let numbers: Vec<usize> = numbers.iter().copied().filter(is_closed).collect();
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        let outcome = self.open_all(&numbers, watch);
-        self.store.rest();
-        outcome
-    }
-
-    fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
-        let compared = |number: usize, stop: StopFlag<'_>| {
-            let archive = self.store.open(&self.shards, number, stop)?;
-            let difference = self.shards.differing(number, archive.header());
-            Ok(difference.map_or(Ok(archive), Err))
-        };
-        let opened = in_parallel(self.store.reading(), numbers, compared, watch)?;
-        for (&number, archive) in numbers.iter().zip(opened) {
-            match archive {
-                // Another thread may have been quicker; its archive is as good.
-                Ok(archive) => drop(self.archives[number].set(archive)),
-                Err(difference) => return Err(self.misplaced(number, difference, watch)?),
-            }
-        }
-        Ok(())
-    }
-
-    /// What the `difference` between the index and shard `number` is, as all others show.
-    fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
-        let others: Vec<usize> = (0..self.shards.len()).filter(|&other| other != number).collect();
-        let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
-        let held = in_parallel(self.store.reading(), &others, asked, watch)?;
-        let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
-        let fault = self.shards.fault(number, difference, other);
-        Ok(fault.about(self.shards.path()))
-    }
-
-    /// Whether a shard, whatever else is wrong with it, holds `tensor`.
-    fn holds(&self, number: usize, tensor: &str, stop: StopFlag<'_>) -> bool {
-        let holds = |archive: &Archive| archive.header().find(tensor).is_some();
-        match self.archives[number].get() {
-            Some(archive) => holds(archive),
-            None => {
-                let opened = self.store.open(&self.shards, number, stop);
-                opened.as_ref().is_ok_and(holds)
-            }
-        }
     }
 }
 

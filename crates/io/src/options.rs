@@ -1,33 +1,33 @@
-//! What a caller may choose, and the variables of the environment that choose for a whole process.
+//! The options of opening, reading and saving, and the environment variables that set defaults for a process.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 
 use ingot_format::Limits;
 
-/// How to read a file: what the caller asks for.
+/// How the bytes of a file are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Backend {
-    /// Choose by what is true of the file.
+    /// Chosen by the file system of the file.
     #[default]
     Auto,
-    /// Map it: tensors are views of the page cache, read when touched.
+    /// The file is mapped: tensors are views of the page cache, read when touched.
     Mmap,
-    /// Read it into memory of our own, in parallel.
+    /// The bytes are read in parallel into private memory.
     Pread,
 }
 
 impl Backend {
-    /// Every choice.
+    /// All backends.
     pub const ALL: [Backend; 3] = [Backend::Auto, Backend::Mmap, Backend::Pread];
 
-    /// The backend of this name: `auto`, `mmap` or `pread`.
+    /// Returns the backend of this name: `auto`, `mmap` or `pread`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Backend> {
         Backend::ALL.into_iter().find(|backend| backend.name() == name)
     }
 
-    /// The name that options use.
+    /// Returns the name used in options and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -44,10 +44,10 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Overrides [`Backend::Auto`] for a whole process: `mmap` or `pread`.
+/// The variable that overrides [`Backend::Auto`] for a process: `mmap` or `pread`.
 pub(crate) const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
 
-/// How to open a file.
+/// The options of opening a file.
 ///
 /// ```
 /// use ingot_io::{Backend, OpenOptions};
@@ -57,9 +57,9 @@ pub(crate) const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// How its bytes are read.
+    /// How the bytes are read.
     pub backend: Backend,
-    /// What headers are taken.
+    /// Which headers are accepted.
     pub limits: Limits,
 }
 
@@ -85,14 +85,22 @@ impl OpenOptions {
     }
 }
 
-/// How to open a checkpoint.
-#[derive(Clone, Copy, Debug, Default)]
+/// The options of opening a checkpoint.
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckpointOptions {
     /// How each of its files is opened.
     pub open: OpenOptions,
-    /// Whether files may lie elsewhere.
+    /// Where the files may be.
     pub reach: Reach,
+    /// Headers that another process read to open the same files
+    /// ([`Checkpoint::shard_headers`](crate::Checkpoint::shard_headers)). The headers of files with the same size and time of
+    /// modification are not read again.
+    #[doc(hidden)]
+    pub headers: ShardHeaders,
+    /// Whether a single file may be closed and opened again between reads, as shards are, since the caller opens many.
+    #[doc(hidden)]
+    pub is_one_of_many: bool,
 }
 
 impl CheckpointOptions {
@@ -117,22 +125,64 @@ impl CheckpointOptions {
     }
 }
 
-/// Where the files of a checkpoint may lie.
+/// Where the files of a checkpoint may be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
     /// Symbolic links are followed, because the cache of the Hub is made of them.
     #[default]
     FollowLinks,
-    /// A symbolic link anywhere below the directory is refused, and so is a file that has another name somewhere.
+    /// A symbolic link anywhere below the directory is refused, and so is a file with a second name (a hard link).
     Confined,
 }
 
-/// How tensors are read.
+/// The headers of a checkpoint's files that one process read, so that others open the checkpoint without reading them. Empty
+/// by default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShardHeaders {
+    /// The index as JSON, if there is one.
+    pub index: Option<Vec<u8>>,
+    /// The headers, in the order of the file names.
+    pub files: Vec<ShardHeader>,
+}
+
+/// The header of one version of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardHeader {
+    /// The size of the file.
+    pub nbytes: u64,
+    /// The version, as the file system or the server reports it.
+    pub version: String,
+    /// The bytes before the data section.
+    pub bytes: Vec<u8>,
+}
+
+impl ShardHeaders {
+    /// Return the header of the only file.
+    pub(crate) fn of_file(&self) -> Option<&ShardHeader> {
+        match (&self.index, &*self.files) {
+            (None, [only]) => Some(only),
+            _ => None,
+        }
+    }
+
+    /// Return the index and the version of the first shard.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_index(&self) -> Option<(&[u8], &str)> {
+        Some((self.index.as_deref()?, &self.files.first()?.version))
+    }
+
+    /// Return the header of shard `number`.
+    pub(crate) fn of_shard(&self, number: usize) -> Option<&ShardHeader> {
+        self.index.as_ref().and(self.files.get(number))
+    }
+}
+
+/// The options of reading tensors.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
-    /// How many threads read at once; by default what the variable `INGOT_THREADS` says, else what suits the machine and the
-    /// source.
+    /// How many threads read at once; by default the number in the variable `INGOT_THREADS`, or else a number that suits the
+    /// machine and the source.
     pub threads: Option<NonZeroUsize>,
 }
 
@@ -151,13 +201,13 @@ impl ReadOptions {
     }
 }
 
-/// How many threads read at once, for a whole process, where nothing else is asked for.
+/// The variable that sets the default of [`ReadOptions::threads`] for a process.
 pub(crate) const THREADS_VARIABLE: &str = "INGOT_THREADS";
 
-/// How many bytes of pinned memory a process may use to reach its devices.
+/// The variable that limits the pinned memory of a process for copies to and from its devices, in bytes.
 pub(crate) const PINNED_VARIABLE: &str = "INGOT_PINNED";
 
-/// How to save.
+/// The options of saving.
 ///
 /// ```
 /// use ingot_io::{Replace, SaveOptions};
@@ -172,8 +222,8 @@ pub struct SaveOptions {
     pub durable: bool,
     /// How an existing file is replaced.
     pub replace: Replace,
-    /// Whether a file that this process may not write to is replaced, by one that is as read-only; else it is an error. This
-    /// takes a writable directory, and excludes [`Replace::InPlace`].
+    /// Whether to replace a file that this process may not write to, by one that is read-only too. If false, that is an error.
+    /// Needs a writable directory, and excludes [`Replace::InPlace`].
     pub replace_read_only: bool,
 }
 
@@ -183,16 +233,16 @@ pub enum Replace {
     /// By renaming a whole new file over it. Needs the right to create files in the directory.
     #[default]
     Atomic,
-    /// By writing into it, which keeps its owner, links and everything else. Needs only the right to write to it.
+    /// By writing into it, which keeps its owner, links and attributes. Needs only the right to write to it.
     ///
-    /// All bytes go to a temporary file first (beside the target, or else among the system's temporary files), since
-    /// the payloads may lie in a mapping of the target; so it takes twice the time. A process that dies, or a disk that
-    /// fails, while they are then copied leaves a mixed file, and two saves at once do too. Whoever has the old file
-    /// mapped sees it change.
+    /// All bytes are written to a temporary file first (beside the target, or else among the system's temporary files), since
+    /// the payloads may be in a mapping of the target; so it takes twice the time. If the process dies or the disk fails
+    /// during the copy that follows, the file holds a mix of old and new bytes; two saves at once have the same effect.
+    /// Processes that have the old file mapped see it change.
     InPlace,
-    /// Not at all: what has the name stays, and it is an error that it is there, also when it was made while the new
-    /// file was written. Only where a file system has neither links nor renames that replace nothing, a file that was made
-    /// in the last moment is replaced. Pipes and devices, which lose nothing by it, are written to.
+    /// Not at all: an existing file is an error, also if it was created while the new file was written. On a file system that
+    /// has neither links nor renames that replace nothing, a file that was created in the last moment is replaced. Pipes and
+    /// devices are written to.
     Nothing,
 }
 
@@ -228,7 +278,7 @@ impl SaveOptions {
         self
     }
 
-    /// Returns whether an existing file stays, which is an error then.
+    /// Returns whether an existing file is an error.
     pub(crate) fn keeps_existing(&self) -> bool {
         self.replace == Replace::Nothing
     }

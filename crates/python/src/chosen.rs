@@ -1,4 +1,4 @@
-//! The tensors that a caller names.
+//! The tensors that a caller selects by name.
 
 use ingot_io::{Checkpoint, Tensor};
 use pyo3::exceptions::PyTypeError;
@@ -8,12 +8,12 @@ use pyo3::types::PyString;
 use crate::errors::{class_of, raise};
 use crate::watch::Signals;
 
-/// The only file.
+/// Return the only file.
 pub(crate) fn file<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<&'a ingot_io::Archive> {
     checkpoint.file(0).map_err(|error| raise(py, &error))
 }
 
-/// All files, opened in parallel.
+/// Return all files, opened in parallel.
 pub(crate) fn files<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<Vec<&'a ingot_io::Archive>> {
     Signals::detach(py, |signals| {
         checkpoint.prepare_all(signals)?;
@@ -21,7 +21,7 @@ pub(crate) fn files<'a>(py: Python<'_>, checkpoint: &'a Checkpoint) -> PyResult<
     })
 }
 
-/// The name of a tensor. Positions are what people try who take a file for a list.
+/// Convert an argument to the name of a tensor. The error mentions `keys()`, since some callers pass a position.
 pub(crate) fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
     match given.cast::<PyString>() {
         Ok(name) => name.to_str(),
@@ -40,7 +40,7 @@ pub(crate) fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -
     checkpoint.find(name).map_err(|error| raise(py, &error))
 }
 
-/// The tensors of these names.
+/// Return the tensors of these names.
 pub(crate) fn found<'a>(
     py: Python<'_>,
     checkpoint: &'a Checkpoint,
@@ -49,7 +49,7 @@ pub(crate) fn found<'a>(
     Signals::detach(py, |signals| checkpoint.find_all(names, signals))
 }
 
-/// The tensors of these names, or all in the order of the data.
+/// Return the tensors of these names, or all tensors in the order of the data.
 pub(crate) fn chosen<'a>(
     py: Python<'_>,
     checkpoint: &'a Checkpoint,
@@ -62,7 +62,7 @@ pub(crate) fn chosen<'a>(
         });
     };
     if names.is_instance_of::<PyString>() {
-        // A str is an iterable of str, so it would be taken for the names of its letters.
+        // A str is an iterable of str: each letter would be a name.
         return Err(PyTypeError::new_err(
             "names must be an iterable of str, not a str",
         ));

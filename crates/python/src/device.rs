@@ -22,7 +22,7 @@ use crate::object_fault::Raised;
 /// A device that tensors are read onto and saved from. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Gpu {
-    /// `current()` gives the number of the device, the caller's stream, and the handle of that.
+    /// `current()` returns the number of the device, the caller's stream, and the handle of the stream.
     current: Py<PyAny>,
     allocate: Py<PyAny>,
     /// `stream(ordinal)` returns the caller's stream on the device of this number, and its handle.
@@ -50,7 +50,7 @@ impl Gpu {
 }
 
 impl Gpu {
-    /// The device, in the order of the stream that is the caller's current one.
+    /// Return the device as a destination, in the order of the caller's current stream.
     pub(crate) fn onto(&self, py: Python<'_>) -> PyResult<Onto> {
         let Current { at, stream } = self.current(py)?;
         let allocator = Framework {
@@ -61,21 +61,21 @@ impl Gpu {
         Ok(Onto::new(at, Arc::new(allocator)))
     }
 
-    /// The device, and the stream that is the caller's current one.
+    /// Return the device and the caller's current stream.
     pub(crate) fn current(&self, py: Python<'_>) -> PyResult<Current> {
         let (ordinal, stream, handle): (i32, Py<PyAny>, usize) = self.current.call0(py)?.extract(py)?;
-        // The first one starts the driver, which takes long.
+        // The first call starts the driver, which takes long.
         let at = py.detach(|| {
             let handle = ptr::with_exposed_provenance_mut(handle);
-            // SAFETY: asks for a stream of the device: the framework gave its handle, and `Current` keeps the stream, as does
-            // who has taken it out of that.
+            // SAFETY: asks for a stream of the device: the handle is the framework's, and `Current` keeps the stream, or the
+            // allocator that takes it from there.
             unsafe { DeviceStream::new(ordinal, handle, self.driver.as_deref()) }
         });
         let at = at.map_err(|fault| refused(py, fault))?;
         Ok(Current { at, stream })
     }
 
-    /// The device of `onto`, and the caller's stream there now: another device may have become the current one since.
+    /// Return the device of `onto`, and the caller's stream there now. Another device may be the current device by now.
     fn current_on(&self, py: Python<'_>, onto: &Onto) -> PyResult<Current> {
         let ordinal = onto.at().ordinal();
         let (stream, handle): (Py<PyAny>, usize) = if let Some(stream) = &self.stream {
@@ -88,32 +88,32 @@ impl Gpu {
             }
             (stream, handle)
         };
-        // SAFETY: asks for a stream of the device: the framework gave its handle, and `Current` keeps the stream.
+        // SAFETY: asks for a stream of the device: the handle is the framework's, and `Current` keeps the stream.
         let at = unsafe { onto.at().beside(ptr::with_exposed_provenance_mut(handle)) };
         Ok(Current { at, stream })
     }
 }
 
-/// A device, and the caller's current stream there, which is kept.
+/// A device, and the caller's current stream there, which this keeps alive.
 pub(crate) struct Current {
     pub(crate) at: DeviceStream,
     stream: Py<PyAny>,
 }
 
 impl Current {
-    /// Raises where what the caller queues is being recorded into a graph.
+    /// Raise if the caller's stream is being captured into a graph.
     pub(crate) fn refuse_capture(&self, py: Python<'_>) -> PyResult<()> {
         let asked = py.detach(|| self.at.refuse_capture());
         asked.map_err(|fault| refused(py, fault))
     }
 
-    /// Has all that is copied from now on wait for what the caller has queued by now.
+    /// Make later copies wait for the work that the caller has queued by now.
     pub(crate) fn begin(&self, py: Python<'_>) -> PyResult<()> {
         let begun = py.detach(|| self.at.begin());
         begun.map_err(|fault| refused(py, fault))
     }
 
-    /// Has what the caller queues from now on wait for all that was copied.
+    /// Make work that the caller queues later wait for all copies so far.
     pub(crate) fn hold(&self, py: Python<'_>) -> PyResult<()> {
         let held = py.detach(|| self.at.hold());
         held.map_err(|fault| refused(py, fault))
@@ -124,17 +124,17 @@ fn refused(py: Python<'_>, fault: DeviceFault) -> PyErr {
     raise(py, &Error::from(fault))
 }
 
-/// Where some tensors go: to the host, to one device, or each to its own.
+/// The destinations of some tensors: the host, one device, or a device for each.
 #[derive(Default)]
 pub(crate) struct Homes {
     gpus: Vec<Py<Gpu>>,
     devices: Vec<Arc<Onto>>,
-    /// For each tensor its device; empty where all have the first, if there is one.
+    /// The device of each tensor; empty if all have the first device, or the host if there is none.
     each: Vec<Option<usize>>,
 }
 
 impl Homes {
-    /// What Python says of `count` tensors: None, a device, or for each of them one of the two.
+    /// Convert Python's argument for `count` tensors: None, a device, or one of the two for each tensor.
     pub(crate) fn of(onto: Option<&Bound<'_, PyAny>>, count: usize) -> PyResult<Homes> {
         let Some(onto) = onto else {
             return Ok(Homes::default());
@@ -172,7 +172,7 @@ impl Homes {
         })
     }
 
-    /// Returns the caller's current streams on the devices. Raises if one is being captured into a graph, because a wait for
+    /// Return the caller's current streams on the devices. Raise if one is being captured into a graph, because a wait for
     /// copies would break the capture.
     pub(crate) fn current(&self, py: Python<'_>) -> PyResult<Vec<Current>> {
         let current = |(gpu, onto): (&Py<Gpu>, &Arc<Onto>)| {
@@ -183,7 +183,7 @@ impl Homes {
         self.gpus.iter().zip(&self.devices).map(current).collect()
     }
 
-    /// The device of the tensor with this number.
+    /// Return the device of the tensor with this number.
     pub(crate) fn device(&self, rank: usize) -> Option<&Arc<Onto>> {
         if self.each.is_empty() {
             self.devices.first()
@@ -192,18 +192,18 @@ impl Homes {
         }
     }
 
-    /// Jobs that read these tensors, each to its place.
+    /// Return jobs that read these tensors, each to its destination.
     pub(crate) fn jobs<'a>(&'a self, tensors: &'a [Tensor<'a>]) -> impl Iterator<Item = Job<'a>> {
         let tensors = tensors.iter().enumerate();
         tensors.map(move |(rank, tensor)| Job::from(*tensor).onto(self.device(rank).map(Arc::as_ref)))
     }
 }
 
-/// A framework, as far as it allocates on a device.
+/// The allocator of a framework on a device.
 #[derive(Debug)]
 struct Framework {
     ordinal: i32,
-    /// `allocate(stream, [(code, shape), …])` gives for each a tensor, and a capsule of its memory.
+    /// `allocate(stream, [(code, shape), …])` returns a tensor and a capsule of its memory for each.
     allocate: Py<PyAny>,
     stream: Py<PyAny>,
 }
@@ -237,7 +237,7 @@ impl Framework {
         given.into_iter().zip(blocks).map(block).collect()
     }
 
-    /// The memory of a tensor, which `capsule` shows.
+    /// Return the memory of a tensor, which `capsule` describes.
     fn block(
         &self,
         tensor: Bound<'_, PyAny>,
@@ -262,8 +262,8 @@ impl Framework {
             tensor: Some(tensor.unbind()),
             is_own: fresh.tensor.is_some(),
         };
-        // SAFETY: asks for memory that is allocated on the device, for nobody else, until the owner goes: the tensor was
-        // just made, and the owner alone has it.
+        // SAFETY: asks for memory that is allocated on the device until the owner is dropped, and that no other code uses: the
+        // tensor was just made, and only the owner has it.
         Ok(unsafe { DeviceRegion::new(self.ordinal, address, fresh.nbytes, Arc::new(owner)) })
     }
 }
@@ -271,35 +271,35 @@ impl Framework {
 /// A tensor of a framework that keeps memory of a device.
 struct FrameworkTensor {
     tensor: Option<Py<PyAny>>,
-    /// Whether it is what is read, and not only the memory of several.
+    /// Whether it is the tensor that is read, and not memory of several tensors.
     is_own: bool,
 }
 
 impl Drop for FrameworkTensor {
-    /// At once, by whichever thread drops the last that lies there: a reference that waits for the next call keeps memory of
-    /// the device.
+    /// Drop the tensor at once, on the thread that drops the last reference: a reference that waits for the next call would keep
+    /// memory of the device.
     fn drop(&mut self) {
         let mut tensor = self.tensor.take();
         Python::try_attach(|_| drop(tensor.take()));
-        // Without an interpreter nobody frees tensors any more.
+        // Without an interpreter, tensors cannot be freed any more.
         std::mem::forget(tensor);
     }
 }
 
-/// The tensor that the framework made for what was read, if it lies there alone.
+/// Return the framework's tensor of a region, if the region is the whole tensor.
 pub(crate) fn own_tensor(region: &DeviceRegion) -> Option<&Py<PyAny>> {
     let owner: &(dyn Any + Send + Sync) = &**region.owner();
     let owner = owner.downcast_ref::<FrameworkTensor>()?;
     owner.tensor.as_ref().filter(|_| owner.is_own)
 }
 
-/// Why memory that devices are reached through is not pinned, where some is not.
+/// Return why some memory for copies to devices is not pinned, if any is not.
 #[pyfunction]
 pub(crate) fn why_pageable() -> Option<String> {
     ingot_io::binding::why_pageable()
 }
 
-/// Has the pinned memory that no copy uses given back now.
+/// Free the pinned memory that no copy uses.
 #[pyfunction]
 pub(crate) fn release_pinned() {
     ingot_io::binding::release_pinned();

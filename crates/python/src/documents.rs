@@ -5,7 +5,8 @@ use std::ffi::OsString;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::header::{FileHeader, file_header, remote_limits};
+use crate::header::{FileHeader, file_header};
+use crate::open::remote_limits;
 use crate::remote::remote_options;
 use crate::shards;
 use crate::watch::Signals;

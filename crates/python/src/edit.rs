@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
 
 use crate::errors::raise;
-use crate::header::{TensorInfo, leniency_of, texts};
+use crate::header::{TensorInfo, texts};
 use crate::intake::{Exporter, borrowed, metadata};
-use crate::open::Checkpoint;
+use crate::open::{Checkpoint, leniency_of};
 use crate::paths::file_path;
 use crate::serialize::{format_of, keep, save_options};
 use crate::shards;

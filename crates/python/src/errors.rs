@@ -1,4 +1,4 @@
-//! One place that turns failures into exceptions. The classes stand in `python/ingot/errors.py`.
+//! Conversion of errors to exceptions. `python/ingot/errors.py` defines the classes.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::object_fault::{self, Raised};
 
-/// The exception for `error`.
+/// Return the exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::Open { path, source } => match Fault::of(source) {
@@ -18,7 +18,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
             None => return os_error(py, path, source, error.hint()),
         },
         Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
-        // The framework's own word for it.
+        // The framework's own exception.
         Error::Refused { source, .. } => match source.downcast_ref::<Raised>() {
             Some(Raised(raised)) => return raised.clone_ref(py),
             None => "DeviceError",
@@ -26,7 +26,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Device { .. } => "DeviceError",
         Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
         Error::Header { .. } => "HeaderError",
-        // What `open()` would raise as well.
+        // As `open()` raises it.
         Error::Checkpoint {
             path,
             fault: CheckpointFault::NoCheckpoint,
@@ -37,7 +37,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         } => return numbered(py, "ENOENT", path, words(error)),
         Error::Index { .. } | Error::Checkpoint { .. } => "CheckpointError",
         Error::UnknownTensor { .. } => "TensorNotFoundError",
-        // Where frameworks differ in what it means, the framework itself shall say.
+        // Frameworks differ in the meaning, so the framework itself handles such an index.
         Error::Slice {
             fault: SelectionError::TwoLists | SelectionError::SeparatedList,
             ..
@@ -54,16 +54,16 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Edit { fault, .. } => edit_class(fault),
         Error::Checksums { .. } | Error::NoDigest { .. } | Error::Digest { .. } => "IntegrityError",
         Error::Closed { .. } => "ClosedError",
-        // Failures that a later version of ingot-io adds are still ours.
+        // Errors that a later version of ingot-io adds.
         _ => "SafetensorError",
     };
     of_object(py, ours(py, class, error), error)
 }
 
-/// `ours`, with what an object raised as its cause, or that instead.
+/// Return `ours`, caused by the exception that an object raised, or that exception itself.
 fn of_object(py: Python<'_>, ours: PyErr, error: &Error) -> PyErr {
     match object_fault::raised(error) {
-        // The user's wish, or the end of the program; or words of our own.
+        // Ctrl-C, the end of the program, or an exception of ours.
         Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
             raised.clone_ref(py)
         }
@@ -83,7 +83,7 @@ fn is_ours(raised: &PyErr, py: Python<'_>) -> bool {
     ours().unwrap_or(false)
 }
 
-/// What is wrong with tensors is another thing than what others do to the file.
+/// Return the class for a fault of an edit: faults of tensors differ from changes by other processes.
 fn edit_class(fault: &EditError) -> &'static str {
     match fault {
         EditError::Duplicate { .. }
@@ -96,7 +96,7 @@ fn edit_class(fault: &EditError) -> &'static str {
     }
 }
 
-/// An exception of ours, with all that the failure knows.
+/// Return an exception of ours, with the attributes of the error.
 fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let facts = PyDict::new(py);
@@ -123,7 +123,7 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
     make().unwrap_or_else(|failure| failure)
 }
 
-/// An exception of the class `class` of `ingot.errors`.
+/// Return an exception of the class `class` of `ingot.errors`.
 pub(crate) fn exception(
     py: Python<'_>,
     class: &str,
@@ -134,7 +134,7 @@ pub(crate) fn exception(
     Ok(PyErr::from_value(class.call((message,), facts)?))
 }
 
-/// An exception of the class `class` about one tensor.
+/// Return an exception of the class `class` about one tensor.
 pub(crate) fn about_tensor(py: Python<'_>, class: &str, code: &str, tensor: &str, message: &str) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let facts = PyDict::new(py);
@@ -145,7 +145,8 @@ pub(crate) fn about_tensor(py: Python<'_>, class: &str, code: &str, tensor: &str
     make().unwrap_or_else(|failure| failure)
 }
 
-/// What to raise where a framework cannot take the tensor `entry` of the file at `path`. `found` is what of it.
+/// Return the exception for the tensor `entry` of the file at `path`, which a framework cannot hold. `found` is the attribute
+/// that it rejects.
 pub(crate) fn refused(
     path: Option<&Path>,
     entry: &Entry<'_>,
@@ -170,13 +171,13 @@ pub(crate) fn refused(
     make().unwrap_or_else(|failure| failure)
 }
 
-/// The builtin that Python itself raises for this error number, with file name and number, so that
-/// `except FileNotFoundError` and `except PermissionError` go on working.
+/// Return the builtin exception for this error number, with file name and number, so that `except FileNotFoundError` and
+/// `except PermissionError` work.
 fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error, hint: Option<&str>) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let os = py.import("os")?;
         let (errno, text) = match source.raw_os_error() {
-            // There Python has the number of its own from that of the system, and the class by it.
+            // On Windows, Python derives its own number and the class from the system's number.
             Some(_) if cfg!(windows) => (0, source.to_string().into_pyobject(py)?.into_any()),
             Some(errno) => (errno, os.call_method1("strerror", (errno,))?),
             None => (
@@ -199,7 +200,7 @@ fn os_error(py: Python<'_>, path: &Path, source: &std::io::Error, hint: Option<&
     make().unwrap_or_else(|failure| failure)
 }
 
-/// The number for a failure that the system has none for.
+/// Return the number for a failure without a number of the system.
 fn number_of(py: Python<'_>, kind: std::io::ErrorKind) -> PyResult<i32> {
     let name = match kind {
         std::io::ErrorKind::IsADirectory => "EISDIR",
@@ -210,8 +211,8 @@ fn number_of(py: Python<'_>, kind: std::io::ErrorKind) -> PyResult<i32> {
     py.import("errno")?.getattr(name)?.extract()
 }
 
-/// A server that says that there is no such file, or that it is not for us, is answered as the system saying so: with
-/// the class of Python's own. What it was that it said stands in the message.
+/// Return the exception for a network fault. If a server answers that the file does not exist, or denies access, that is the
+/// builtin exception for the same failure of a local file. The message contains the answer.
 fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Error, fault: &Fault) -> PyErr {
     let errno = match source.kind() {
         _ if fault.is_misuse() => return ours(py, "OptionError", error),
@@ -222,12 +223,12 @@ fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Er
     numbered(py, errno, path, fault.to_string())
 }
 
-/// What is wrong with `error`, without the path, which builtins name themselves.
+/// Return the text of `error` without the path, which builtins name themselves.
 fn words(error: &Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// The builtin that Python itself raises for this error number, with words of ours.
+/// Return the builtin exception for this error number, with a message of ours.
 fn numbered(py: Python<'_>, errno: &str, path: &Path, words: String) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let errno: i32 = py.import("errno")?.getattr(errno)?.extract()?;
@@ -237,8 +238,8 @@ fn numbered(py: Python<'_>, errno: &str, path: &Path, words: String) -> PyErr {
     make().unwrap_or_else(|failure| failure)
 }
 
-/// Saving fails with a `StorageError`; but a target that cannot be written for want of permission, or is a
-/// directory, is the builtin, as it is for `open(path, "wb")`.
+/// Return the exception for a failed save: a `StorageError`, or the builtin that `open(path, "wb")` raises if permission is
+/// missing or the target is a directory.
 fn write_error(py: Python<'_>, error: &Error) -> PyErr {
     match (error.path(), error.system()) {
         (Some(path), Some(source))
@@ -255,7 +256,7 @@ fn write_error(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// The name of the class of what was given.
+/// Return the name of an argument's class.
 pub(crate) fn class_of(given: &Bound<'_, PyAny>) -> String {
     given
         .get_type()

@@ -1,30 +1,30 @@
-//! Headers: what Python sees of them, and which ones are taken.
+//! Headers as Python objects.
 
-use ingot_format::{Entry, Header, Leniency, Limits};
-use ingot_io::binding::REMOTE_HEADER_NBYTES;
+use ingot_format::{Entry, Header};
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-/// What a file is called, its metadata, and its tensors in the order of their data.
+/// The name of a file, its metadata, and its tensors in the order of their data.
 pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<TensorInfo>);
 
-/// What a header says of one tensor.
+/// The entry of a header for one tensor.
 ///
-/// Equal by all that it says, hashable, and pickled.
+/// Compared by value, hashable, and picklable.
 ///
 /// Parameters
 /// ----------
 /// name : str
-///     The tensor.
+///     The name of the tensor.
 /// dtype : str
-///     Its code, such as ``"BF16"``.
+///     The code of the dtype, such as ``"BF16"``.
 /// shape : sequence of int
-///     As it stands in the header; a tuple once it is made.
+///     The shape in the header, as a tuple.
 /// begin, end : int
-///     Where its bytes lie, counted from the start of the data section of its file.
+///     The range of its bytes, counted from the start of the data section of its file.
 /// parameter_count : int, optional
-///     How many parameters it holds: by default its elements; `ingot.describe` says what else may count.
+///     The number of parameters that it holds: by default the number of its elements; `ingot.describe` documents the
+///     exceptions.
 ///
 /// Attributes
 /// ----------
@@ -34,12 +34,12 @@ pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<Tenso
 /// Raises
 /// ------
 /// ValueError
-///     `end` lies before `begin`.
+///     If `end` is before `begin`.
 /// OverflowError
-///     A number is negative or has more than 64 bits, or `shape` has so many elements.
+///     If a number is negative or has more than 64 bits, or if the number of elements has.
 #[pyclass(frozen, get_all, module = "ingot")]
 pub(crate) struct TensorInfo {
-    // As Python's own objects, which are made once and not each time that they are asked for.
+    // Python objects, which are made once and not on each access.
     name: Py<PyString>,
     dtype: Py<PyString>,
     shape: Py<PyTuple>,
@@ -48,7 +48,7 @@ pub(crate) struct TensorInfo {
     parameter_count: u64,
 }
 
-/// All that a `TensorInfo` is made of.
+/// The fields of a `TensorInfo`.
 type Fields<'py> = (
     &'py Bound<'py, PyString>,
     &'py Bound<'py, PyString>,
@@ -145,7 +145,7 @@ impl TensorInfo {
     }
 }
 
-/// The metadata of a file as a dict.
+/// Return the metadata of a file as a dict.
 pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bound<'py, PyDict>>> {
     let Some(metadata) = header.metadata() else {
         return Ok(None);
@@ -157,7 +157,7 @@ pub(crate) fn texts<'py>(py: Python<'py>, header: &Header) -> PyResult<Option<Bo
     Ok(Some(pairs))
 }
 
-/// What Python sees of a header.
+/// Return a header as Python objects.
 pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> PyResult<FileHeader<'py>> {
     let infos = header.entries().map(|entry| TensorInfo::of(py, &entry));
     Ok((
@@ -165,28 +165,4 @@ pub(crate) fn file_header<'py>(py: Python<'py>, name: &str, header: &Header) -> 
         texts(py, header)?,
         infos.collect::<PyResult<_>>()?,
     ))
-}
-
-pub(crate) fn limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
-    Ok(Limits {
-        header_nbytes: max_header_size.unwrap_or(Limits::HEADER_NBYTES),
-        leniency: leniency_of(leniency)?,
-    })
-}
-
-/// The leniency of that name.
-pub(crate) fn leniency_of(name: &str) -> PyResult<Leniency> {
-    match name {
-        "refuse" => Ok(Leniency::Refuse),
-        "accept" => Ok(Leniency::Accept),
-        "salvage" => Ok(Leniency::Salvage),
-        _ => Err(PyValueError::new_err(format!(
-            "unknown leniency {name:?}: expected \"refuse\", \"accept\" or \"salvage\""
-        ))),
-    }
-}
-
-/// Those of files behind URLs, whose headers are shorter where nobody says otherwise.
-pub(crate) fn remote_limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
-    limits(leniency, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
 }

@@ -1,15 +1,15 @@
-//! Open files.
+//! Open files and checkpoints.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
-use std::path::{PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Index, natural_order};
+use ingot_format::{Entry, Index, Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Buffer, OpenWith, Proof, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
+    Alias, Buffer, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
 };
-use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
+use ingot_io::{Backend, CheckpointOptions, Error, Job, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -20,7 +20,7 @@ use crate::destination::Destinations;
 use crate::device::Homes;
 use crate::errors::{class_of, raise};
 use crate::hash::{self, sha256};
-use crate::header::{FileHeader, TensorInfo, file_header, limits, remote_limits, texts};
+use crate::header::{FileHeader, TensorInfo, file_header, texts};
 use crate::index;
 use crate::object::ObjectSource;
 use crate::parts::{self, Wanted};
@@ -32,14 +32,13 @@ use crate::tensor::{BufferSource, memoryview};
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
 
-/// An open file, one in memory, or the open files of a checkpoint. It never changes but for being closed, and any thread
-/// may use it.
+/// An open file, bytes in memory, or the open files of a checkpoint. Only closing changes it, and any thread may use it.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Checkpoint {
-    /// `None` once closed. Whoever reads holds a share of it, so closing waits for nobody and harms nobody.
+    /// `None` once closed. Each read holds a reference, so closing neither waits for reads nor breaks them.
     checkpoint: RwLock<Option<Arc<ingot_io::Checkpoint>>>,
     path: Option<PathBuf>,
-    /// `path` from the root, for files of this machine: the process may change its directory.
+    /// `path` as an absolute path, for files of this machine: the process may change its directory.
     at: Option<PathBuf>,
     shards: Vec<PathBuf>,
     format: &'static str,
@@ -61,27 +60,17 @@ impl Checkpoint {
         lent: bool,
     ) -> PyResult<Checkpoint> {
         let path = file_path(path)?;
-        let options = CheckpointOptions::new()
-            .open(
-                OpenOptions::new()
-                    .backend(backend_of(backend)?)
-                    .limits(limits(leniency, max_header_size)?),
-            )
-            .reach(if confine {
-                Reach::Confined
-            } else {
-                Reach::FollowLinks
-            });
-        let with = OpenWith {
-            is_one_of_many: lent,
-            ..OpenWith::default()
-        };
-        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, &with)?);
-        let checkpoint = py.detach(open);
-        checkpoint.map_err(|error| raise(py, &error))
+        let mut options = CheckpointOptions::default();
+        options.open.backend = backend_of(backend)?;
+        options.open.limits = limits(leniency, max_header_size)?;
+        options.is_one_of_many = lent;
+        if confine {
+            options.reach = Reach::Confined;
+        }
+        Checkpoint::at_path(py, &path, &options)
     }
 
-    /// Opens a path, with the headers that another process read.
+    /// Open a path, with the headers that another process read.
     #[staticmethod]
     fn open_with(
         py: Python<'_>,
@@ -92,15 +81,11 @@ impl Checkpoint {
         let path = file_path(path)?;
         let mut options = CheckpointOptions::default();
         options.open.backend = backend_of(backend)?;
-        let with = OpenWith {
-            headers: shard_headers(headers),
-            ..OpenWith::default()
-        };
-        let open = || Checkpoint::of(ingot_io::Checkpoint::open_with(&path, &options, &with)?);
-        py.detach(open).map_err(|error| raise(py, &error))
+        options.headers = shard_headers(headers);
+        Checkpoint::at_path(py, &path, &options)
     }
 
-    /// Opens what is behind a URL, likewise.
+    /// Open a URL, with the headers that another process read.
     #[staticmethod]
     fn open_url_with(
         py: Python<'_>,
@@ -117,7 +102,7 @@ impl Checkpoint {
         Signals::default().run(py, open)
     }
 
-    /// Opens what is behind a URL.
+    /// Open a URL.
     #[staticmethod]
     #[pyo3(signature = (url, storage_options = None, leniency = "accept", max_header_size = None, *, progress = None))]
     fn open_url(
@@ -146,12 +131,12 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
         let limits = limits(leniency, max_header_size)?;
-        Checkpoint::elsewhere(py, || {
+        Checkpoint::of_archive(py, || {
             ingot_io::Archive::from_reader(Box::new(source), None, "memory", "bytes in memory", &limits)
         })
     }
 
-    /// Opens what an object gives: a `Reader` of `_read/source.py`, whose `name` is for the errors.
+    /// Open a `Reader` of `_read/source.py`, whose `name` is for the errors.
     #[staticmethod]
     #[pyo3(signature = (reader, leniency = "accept", max_header_size = None))]
     fn from_object(
@@ -164,7 +149,7 @@ impl Checkpoint {
         let source = ObjectSource::new(reader)?;
         let limits = limits(leniency, max_header_size)?;
         let path = path.map(PathBuf::from);
-        Checkpoint::elsewhere(py, || {
+        Checkpoint::of_archive(py, || {
             let why = "ranges of bytes that an object gives";
             ingot_io::Archive::from_reader(Box::new(source), path, "object", why, &limits)
         })
@@ -175,7 +160,7 @@ impl Checkpoint {
         self.path.clone().map(PathBuf::into_os_string)
     }
 
-    /// The path from the root of a file or an index of this machine, as of when it was opened.
+    /// The absolute path of a file or an index of this machine, at the time of opening.
     #[getter]
     fn at(&self) -> Option<OsString> {
         self.at.clone().map(PathBuf::into_os_string)
@@ -188,7 +173,7 @@ impl Checkpoint {
         shards.map(PathBuf::into_os_string).collect()
     }
 
-    /// The bytes of all files.
+    /// The total size of all files in bytes.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> PyResult<u64> {
         let checkpoint = self.opened(py)?;
@@ -226,7 +211,7 @@ impl Checkpoint {
 
     fn __contains__(&self, py: Python<'_>, name: &Bound<'_, PyAny>) -> PyResult<bool> {
         let checkpoint = self.opened(py)?;
-        // A name that is no string, or no valid one, is in no file.
+        // A name that is not a valid string is in no file.
         let Ok(name) = name.extract::<&str>() else {
             return Ok(false);
         };
@@ -246,7 +231,7 @@ impl Checkpoint {
         PyList::new(py, tensors.iter().map(|tensor| tensor.entry().name))
     }
 
-    /// The names of the stored tensors in the order of their data, and then the aliases.
+    /// Return the names of the stored tensors in the order of their data, and then the aliases.
     fn all_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let tensors = chosen(py, &checkpoint, None)?;
@@ -256,7 +241,7 @@ impl Checkpoint {
         PyList::new(py, names.collect::<Vec<_>>())
     }
 
-    /// That of the file; that of the index, where there is one.
+    /// Return the metadata of the index, or of the file if there is no index.
     fn metadata<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let checkpoint = self.opened(py)?;
         match checkpoint.index() {
@@ -265,7 +250,7 @@ impl Checkpoint {
         }
     }
 
-    /// The metadata of each file, by what the index calls it, or by its name.
+    /// Return the metadata of each file, by its name in the index, or by its file name.
     fn shard_metadata<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let files = files(py, &checkpoint)?;
@@ -276,7 +261,7 @@ impl Checkpoint {
         Ok(all)
     }
 
-    /// The names that share a tensor: that of the tensor, and the shape, the strides and the first element of a part.
+    /// Return the aliases, each with the name of its tensor, and with shape, strides and first element if it is a part.
     fn shared<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let (files, aliases) = Signals::detach(py, |signals| {
@@ -310,8 +295,7 @@ impl Checkpoint {
         Ok(checkpoint.file_path(number).map(PathBuf::into_os_string))
     }
 
-    /// What the index says of the bytes of all tensors, and those that there are, once all shards are open and where
-    /// the two differ.
+    /// Return the total of bytes in the index and the real total, if all shards are open and the two differ.
     fn wrong_total(&self, py: Python<'_>) -> PyResult<Option<(u64, u64)>> {
         Ok(self.opened(py)?.wrong_total())
     }
@@ -334,8 +318,8 @@ impl Checkpoint {
         TensorInfo::of(py, find(py, &checkpoint, name)?.entry())
     }
 
-    /// That of all tensors, in the order of the data or in the natural one of their names. Of 500,000 tensors one by one
-    /// takes three times as long.
+    /// Return the entries of all tensors, in the order of the data or in the natural order of their names. One call for each
+    /// of 500,000 tensors takes three times as long.
     #[pyo3(signature = (*, natural = false))]
     fn infos(&self, py: Python<'_>, natural: bool) -> PyResult<Vec<TensorInfo>> {
         let checkpoint = self.opened(py)?;
@@ -353,7 +337,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// The tensors that a lenient reader left out, each with what reading it raises.
+    /// Return the tensors that a lenient reader left out, each with the exception that reading it raises.
     fn unsound<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let files = files(py, &checkpoint)?;
@@ -376,12 +360,12 @@ impl Checkpoint {
         Ok(self.opened(py)?.index().is_some())
     }
 
-    /// The index by itself; `None` where there is none.
+    /// Return the index, if there is one.
     fn index(&self, py: Python<'_>) -> PyResult<Option<ShardIndex>> {
         Ok(self.opened(py)?.index().cloned().map(ShardIndex::from))
     }
 
-    /// Compares each file with the digests that it keeps: its name, and arguments for `ingot.Verification`.
+    /// Compare each file with its recorded digests. Return its name and the arguments for `ingot.Verification`.
     #[pyo3(signature = (expected_sha256 = None, *, progress = None))]
     fn verify<'py>(
         &self,
@@ -399,7 +383,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// The header of each file, in the order of their names.
+    /// Return the header of each file, in the order of their names.
     fn headers<'py>(&self, py: Python<'py>) -> PyResult<Vec<FileHeader<'py>>> {
         let checkpoint = self.opened(py)?;
         let files = py.detach(|| checkpoint.all_files());
@@ -433,7 +417,7 @@ impl Checkpoint {
         whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
 
-    /// Compared with their digests: see `_native.pyi`.
+    /// Compare tensors with their digests, and return a copy of them. See `_native.pyi`.
     #[pyo3(signature = (names, kept, expected_sha256, *, threads = None, progress = None))]
     fn proven_copy(
         &self,
@@ -450,7 +434,7 @@ impl Checkpoint {
         let options = ReadOptions::new().threads(threads);
         let copy = |signals: &Signals| checkpoint.proven_copy(&wanted, &proof, &options, signals);
         let copy = Signals::telling(progress).run(py, copy)?;
-        Checkpoint::elsewhere(py, || Ok(copy))
+        Checkpoint::of_archive(py, || Ok(copy))
     }
 
     #[pyo3(signature = (names, wrap, *, onto = None, threads = None, progress = None))]
@@ -508,7 +492,7 @@ impl Checkpoint {
         selected(py, &tensor, &index, wrap, onto)
     }
 
-    /// The bytes `begin..end` of a tensor, counted from its first byte, as a memoryview.
+    /// Return bytes `begin..end` of a tensor, counted from its first byte, as a memoryview.
     fn tensor_bytes<'py>(
         &self,
         py: Python<'py>,
@@ -525,7 +509,7 @@ impl Checkpoint {
         memoryview(py, &regions[0])
     }
 
-    /// Starts to read tensors in the background: pairs of a name and what to take of it, None for all.
+    /// Start to read tensors in the background: pairs of a name and an index, or None for the whole tensor.
     #[pyo3(signature = (requests, ahead, threads = None, *, onto = None))]
     fn stream(
         &self,
@@ -558,7 +542,7 @@ impl Checkpoint {
         Ok(Stream::new(checkpoint, requests, homes, ahead, threads))
     }
 
-    /// Brings the bytes of these tensors, or of all, into the system's cache; says how many.
+    /// Read the bytes of these tensors, or of all, into the page cache, and return their number.
     #[pyo3(signature = (names = None, *, threads = None, progress = None))]
     fn warm(
         &self,
@@ -589,12 +573,12 @@ impl Checkpoint {
         parts::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
-    /// Bytes of what is wanted, as `parts` and `fill` give it.
+    /// Return the size in bytes of the tensors that `parts` and `fill` read for `wanted`.
     fn parts_nbytes(&self, py: Python<'_>, wanted: Wanted<'_>) -> PyResult<u64> {
         parts::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
-    /// What the tensors that are wanted will be: of each the code of its dtype, and its shape.
+    /// Return the dtype code and the shape of each tensor that `parts` reads for `wanted`.
     fn outlines<'py>(
         &self,
         py: Python<'py>,
@@ -630,7 +614,7 @@ impl Checkpoint {
         )
     }
 
-    /// A second handle to the same open files, closed on its own.
+    /// Return a second handle to the same open files, which is closed separately.
     fn share(&self, py: Python<'_>) -> PyResult<Checkpoint> {
         Ok(Checkpoint {
             checkpoint: RwLock::new(Some(self.opened(py)?)),
@@ -643,7 +627,7 @@ impl Checkpoint {
         })
     }
 
-    /// Returns the headers, for other processes that open the same files; `None` if they read them as fast.
+    /// Return the headers, for other processes that open the same files; `None` if they read the headers as fast themselves.
     fn shard_headers(&self, py: Python<'_>) -> PyResult<Option<Headers>> {
         let checkpoint = self.opened(py)?;
         let headers = Signals::default().run(py, |signals: &Signals| checkpoint.shard_headers(signals))?;
@@ -695,9 +679,39 @@ fn backend_of(name: &str) -> PyResult<Backend> {
     })
 }
 
+/// Return the limits of a reader.
+fn limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
+    Ok(Limits {
+        header_nbytes: max_header_size.unwrap_or(Limits::HEADER_NBYTES),
+        leniency: leniency_of(leniency)?,
+    })
+}
+
+/// Return the limits of a reader of URLs, which accepts shorter headers by default.
+pub(crate) fn remote_limits(leniency: &str, max_header_size: Option<u64>) -> PyResult<Limits> {
+    limits(leniency, max_header_size.or(Some(REMOTE_HEADER_NBYTES)))
+}
+
+/// Return the leniency of this name.
+pub(crate) fn leniency_of(name: &str) -> PyResult<Leniency> {
+    match name {
+        "refuse" => Ok(Leniency::Refuse),
+        "accept" => Ok(Leniency::Accept),
+        "salvage" => Ok(Leniency::Salvage),
+        _ => Err(PyValueError::new_err(format!(
+            "unknown leniency {name:?}: expected \"refuse\", \"accept\" or \"salvage\""
+        ))),
+    }
+}
+
 impl Checkpoint {
-    /// What is no file of this machine.
-    fn elsewhere(
+    fn at_path(py: Python<'_>, path: &Path, options: &CheckpointOptions) -> PyResult<Checkpoint> {
+        let checkpoint = py.detach(|| Checkpoint::of(ingot_io::Checkpoint::open(path, options)?));
+        checkpoint.map_err(|error| raise(py, &error))
+    }
+
+    /// Return the checkpoint of a single file.
+    fn of_archive(
         py: Python<'_>,
         open: impl FnOnce() -> Result<ingot_io::Archive, Error> + Send,
     ) -> PyResult<Checkpoint> {
@@ -721,7 +735,7 @@ impl Checkpoint {
         })
     }
 
-    /// Takes the checkpoint out, which has one owner then. Fails if it is closed or shared.
+    /// Close the handle and return the checkpoint. Fail if it is closed, or in use by another handle or a read.
     pub(crate) fn take(&self, py: Python<'_>) -> PyResult<ingot_io::Checkpoint> {
         let mut checkpoint = self.checkpoint.write().unwrap_or_else(PoisonError::into_inner);
         let taken = checkpoint.take().and_then(Arc::into_inner);
@@ -739,7 +753,7 @@ impl Checkpoint {
     }
 }
 
-/// The names in natural order.
+/// Return the names in natural order.
 #[pyfunction]
 pub(crate) fn in_natural_order<'py>(
     py: Python<'py>,
@@ -753,7 +767,7 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
-/// What `index` takes of a tensor, on the device that `onto` says.
+/// Return what `index` selects of a tensor, on the device `onto` if it is given.
 fn selected<'py>(
     py: Python<'py>,
     tensor: &Tensor<'_>,
@@ -793,7 +807,7 @@ fn one<'py>(
     parts::wrapped(py, vec![job], wrap, onto, &options, signals)?.get_item(0)
 }
 
-/// The tensors of these names, or all, of which `read` gives the bytes.
+/// Return the tensors of these names, or all tensors. `read` returns their bytes.
 fn whole<'py>(
     py: Python<'py>,
     checkpoint: &ingot_io::Checkpoint,

@@ -1,4 +1,4 @@
-//! Paths of this machine, and what is a URL instead.
+//! Paths of this machine, told apart from URLs.
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,12 @@ use pyo3::types::{PyBytes, PyDict, PyString};
 
 use crate::errors::{class_of, exception, raise};
 
-/// A path of this machine, whatever is done there: what `os.fsencode` makes of `str`, `bytes` and `os.PathLike`, also
-/// names that are not UTF-8, and the path that a URL of `file:` names. Every path comes through here, so that other
-/// URLs are refused in one place.
+/// Convert an argument to a path of this machine: a `str`, `bytes` or `os.PathLike`, as `os.fsencode` converts it, also if it
+/// is not UTF-8, or a `file:` URL. Every path is converted here, so that other URLs are refused in one place.
 pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     let py = given.py();
     if let Ok(text) = given.extract::<&str>()
+        && may_be_url(text.as_bytes())
         && let Some(path) = ingot_io::binding::local_path(text)
     {
         let refuse = |fault: ingot_io::Fault| Error::Open {
@@ -37,8 +37,15 @@ pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
             "embedded null byte in the path"
         }));
     }
-    refuse_url(py, &String::from_utf8_lossy(bytes))?;
+    if may_be_url(bytes) {
+        refuse_url(py, &String::from_utf8_lossy(bytes))?;
+    }
     path_of(encoded)
+}
+
+/// Return whether a path needs a closer look: every URL has a colon, and hardly any path.
+fn may_be_url(path: &[u8]) -> bool {
+    path.contains(&b':')
 }
 
 #[cfg(unix)]
@@ -50,13 +57,13 @@ fn path_of(encoded: &Bound<'_, PyBytes>) -> PyResult<PathBuf> {
 
 #[cfg(windows)]
 fn path_of(encoded: &Bound<'_, PyBytes>) -> PyResult<PathBuf> {
-    // Half a character may stand there, which is no UTF-8.
+    // The name may hold half a character, which is not UTF-8.
     let os = encoded.py().import("os")?;
     os.call_method1("fsdecode", (encoded,))?.extract()
 }
 
-/// Refuses a URL where a path is expected: what would be written to, and what is a path by its type. So is what
-/// pathlib makes of one, unless there is a directory of that name.
+/// Refuse a URL if a path is expected: for files to be written, and for arguments of a path type. A URL that pathlib has
+/// shortened is refused too, unless its scheme is the name of a directory.
 fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
     let was_url = || {
         ingot_io::binding::was_url(text)
@@ -79,7 +86,7 @@ fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
     Err(exception(py, "OptionError", &message, Some(&facts))?)
 }
 
-/// Says what takes it instead, where something that is no path can be read from or is bytes.
+/// Return the error for an argument that is not a path, with the function that accepts it, for open files and bytes.
 fn no_path(given: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
     let py = given.py();
     if !fault.is_instance_of::<PyTypeError>(py) {
@@ -102,35 +109,35 @@ fn no_path(given: &Bound<'_, PyAny>, fault: PyErr) -> PyErr {
     ))
 }
 
-/// Whether a text begins as a URL does that is asked for. Names of files that are no text are none.
+/// Return whether a text is a URL that requests read. Names of files that are not Unicode are not.
 #[pyfunction]
 pub(crate) fn is_url(text: &Bound<'_, PyString>) -> bool {
     text.to_str().is_ok_and(is_remote)
 }
 
-/// A URL of `file:` is a path.
+/// Return whether a text is a URL other than a `file:` URL, which is a path.
 pub(crate) fn is_remote(text: &str) -> bool {
-    begins_as_url(text) && ingot_io::binding::local_path(text).is_none()
+    may_be_url(text.as_bytes()) && begins_as_url(text) && ingot_io::binding::local_path(text).is_none()
 }
 
-/// A URL without what may be secret in it.
+/// Return a URL without its secrets.
 #[pyfunction]
 pub(crate) fn shown_url(url: &Bound<'_, PyString>) -> PyResult<Py<PyString>> {
-    // Names of files that are no text have no secrets.
+    // Names of files that are not Unicode have no secrets.
     Ok(match url.to_str() {
         Ok(text) => PyString::new(url.py(), &redacted(text)).unbind(),
         Err(_) => url.clone().unbind(),
     })
 }
 
-/// A path of this machine, as a str or as bytes. See `_native.pyi`.
+/// Return a path of this machine as a str, or as bytes if it is given as bytes. See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn local_path<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = given.py();
     let path = file_path(given)?;
-    match given.is_instance_of::<PyString>() {
-        true => Ok(path.as_os_str().into_pyobject(py)?.into_any()),
-        // What is bytes stays so.
-        false => py.import("os")?.call_method1("fspath", (given,)),
+    if given.is_instance_of::<PyString>() {
+        Ok(path.as_os_str().into_pyobject(py)?.into_any())
+    } else {
+        py.import("os")?.call_method1("fspath", (given,))
     }
 }

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// Runs Python's signal handlers while a call goes on without the interpreter, tells a callable how far it is, and
-/// keeps what either of them raises.
+/// Runs Python's signal handlers during a call that has released the interpreter, calls a progress callable, and keeps the
+/// exception that either of them raises.
 #[derive(Default)]
 pub(crate) struct Signals {
-    /// Called with the bytes that are done and those that there are to do.
+    /// Called with the bytes done and the total.
     progress: Option<Py<PyAny>>,
     raised: Mutex<Option<PyErr>>,
 }
@@ -30,7 +30,7 @@ impl Watch for Signals {
 }
 
 impl Signals {
-    /// Tells `progress` how far the work is.
+    /// Return signals that report to `progress`.
     pub(crate) fn telling(progress: Option<Bound<'_, PyAny>>) -> Signals {
         Signals {
             progress: progress.map(Bound::unbind),
@@ -38,7 +38,7 @@ impl Signals {
         }
     }
 
-    /// Calls `work` without holding the interpreter, and turns its failure into an exception.
+    /// Call `work` with the interpreter released, and convert its error to an exception.
     pub(crate) fn detach<T: Send>(
         py: Python<'_>,
         work: impl Send + FnOnce(&Signals) -> Result<T, Error>,
@@ -46,7 +46,7 @@ impl Signals {
         Signals::default().run(py, work)
     }
 
-    /// As [`Signals::detach`], for signals that tell someone.
+    /// As [`Signals::detach`], for signals that report progress.
     pub(crate) fn run<T: Send>(
         self,
         py: Python<'_>,

@@ -1,4 +1,4 @@
-//! How bytes become a framework's tensors.
+//! Wrapping bytes as tensors of a framework.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,27 +15,27 @@ use crate::dlpack::{Dims, DlManagedTensorVersioned, Exchange, Exports, capsule, 
 use crate::errors::refused;
 use crate::tensor::Exporter;
 
-/// What a framework's module hands over: a callable that makes tensors, and one that says how it knows a dtype.
+/// The callables of a framework's module: one makes tensors, and one returns the framework's form of a dtype.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Wrap {
     style: Style,
-    /// Whether tensors may have other strides than those of C order.
+    /// Whether tensors may have other strides than C order.
     strided: bool,
     make: Py<PyAny>,
     resolve: Py<PyAny>,
-    /// What `resolve` said of each dtype, by its place in [`Dtype::ALL`].
+    /// The answer of `resolve` for each dtype, in the order of [`Dtype::ALL`].
     known: [PyOnceLock<Known>; Dtype::ALL.len()],
 }
 
 #[derive(Clone, Copy)]
 enum Style {
-    /// `make(capsule)`, where the framework has no C function that does the same.
+    /// `make(capsule)`, unless the framework has a C function that does the same.
     Dlpack(Option<Exchange>),
-    /// `make(shape, dtype, buffer, offset)`, and the strides in bytes where elements do not lie in C order.
+    /// `make(shape, dtype, buffer, offset)`, with the strides in bytes if the elements are not in C order.
     Buffer,
 }
 
-/// What tensors over one memory have in common, where they are made one after the other.
+/// Objects that consecutive tensors over one memory share.
 #[derive(Default)]
 pub(crate) struct Shared<'py> {
     /// The object that exports the memory, and the address of the memory.
@@ -43,9 +43,9 @@ pub(crate) struct Shared<'py> {
     exports: Option<Exports<DlManagedTensorVersioned>>,
 }
 
-/// How a framework takes a dtype.
+/// A framework's form of a dtype.
 enum Known {
-    /// Straight, with this as the dtype argument.
+    /// Supported, with this dtype argument.
     Natively(Py<PyAny>),
     /// As raw bytes, to be finished by this callable: `finish(bytes, shape)`.
     Finished(Py<PyAny>),
@@ -53,8 +53,8 @@ enum Known {
 
 #[pymethods]
 impl Wrap {
-    /// For frameworks that import DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one;
-    /// `strided` says whether its tensors may have any strides.
+    /// For frameworks that import DLPack. `exchange` is `__dlpack_c_exchange_api__` of its tensor class, if it has one.
+    /// `strided` is whether its tensors may have any strides.
     #[staticmethod]
     #[pyo3(signature = (make, resolve, exchange = None, *, strided = false))]
     fn dlpack(
@@ -67,7 +67,7 @@ impl Wrap {
         Wrap::new(Style::Dlpack(exchange), strided, make, resolve)
     }
 
-    /// For frameworks that take the buffer protocol. `strided` says whether `make` takes strides.
+    /// For frameworks that take the buffer protocol. `strided` is whether `make` takes strides.
     #[staticmethod]
     #[pyo3(signature = (make, resolve, *, strided = false))]
     fn buffer(make: Py<PyAny>, resolve: Py<PyAny>, strided: bool) -> Wrap {
@@ -86,8 +86,7 @@ impl Wrap {
         }
     }
 
-    /// Fails when the framework does not take tensors like `entry` of the file at `path`, before any of its bytes are
-    /// read.
+    /// Fail if the framework cannot hold the tensor `entry` of the file at `path`. Called before its bytes are read.
     pub(crate) fn accepts(&self, py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>) -> PyResult<()> {
         let known = self
             .known(py, entry.dtype)
@@ -105,7 +104,7 @@ impl Wrap {
         Ok(())
     }
 
-    /// Return the tensor `entry` of the file at `path` over `buffer`. `shared` is what the one before it left.
+    /// Return the tensor `entry` of the file at `path` over `buffer`. Pass `shared` on to the next tensor over the same memory.
     pub(crate) fn wrap<'py>(
         &self,
         py: Python<'py>,
@@ -118,12 +117,12 @@ impl Wrap {
             .map_err(|refusal| about(py, path, entry, refusal))
     }
 
-    /// Whether tensors of this dtype can be views whose elements do not lie in C order.
+    /// Return whether tensors of this dtype can be views whose elements are not in C order.
     pub(crate) fn takes_strides(&self, py: Python<'_>, dtype: Dtype) -> PyResult<bool> {
         Ok(self.strided && matches!(self.known(py, dtype)?, Known::Natively(_)))
     }
 
-    /// Elements of the tensor `entry` of the file at `path` where they lie. Only of a dtype that [`Wrap::takes_strides`].
+    /// Return a view of elements of the tensor `entry` of the file at `path`. Only for a dtype that [`Wrap::takes_strides`].
     pub(crate) fn wrap_strided<'py>(
         &self,
         py: Python<'py>,
@@ -224,10 +223,10 @@ impl Wrap {
     }
 
     fn known(&self, py: Python<'_>, dtype: Dtype) -> PyResult<&Known> {
-        // By its number among the variants, which is its place in the table.
+        // The number of a variant is its index in the table.
         self.known[dtype as usize].get_or_try_init(py, || {
             let answer = self.resolve.bind(py).call1((dtype.code(),))?;
-            // Classes are callable too, and are what numpy calls some of its dtypes.
+            // Classes are callable too, and numpy uses classes as dtypes.
             let finishes = answer.is_callable() && !answer.is_instance_of::<PyType>();
             Ok(if finishes {
                 Known::Finished(answer.unbind())
@@ -238,13 +237,13 @@ impl Wrap {
     }
 }
 
-/// What stands in an exception as `code` where a framework lacks the dtype.
+/// The code of an exception for a dtype that a framework lacks.
 const DTYPE_CODE: &str = "dtype-not-in-framework";
 
-/// A framework's refusal of a dtype, about the tensor.
+/// Return a framework's refusal of a dtype as an exception about the tensor.
 fn dtype_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
     if !refusal.is_instance_of::<PyException>(py) {
-        // Ctrl-C while a framework is imported, say.
+        // For example Ctrl-C while a framework is imported.
         return refusal;
     }
     let found = PyString::new(py, entry.dtype.code());
@@ -253,7 +252,7 @@ fn dtype_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal
     named
 }
 
-/// What a framework says of a shape that it has no room for, about the tensor. Errors of ours know theirs.
+/// Return a framework's error about a shape as an exception about the tensor. Errors of ours name the tensor already.
 fn about(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
     let class = refusal.get_type(py);
     if class.is(py.get_type::<PyValueError>()) || class.is(py.get_type::<PyRuntimeError>()) {
@@ -263,7 +262,7 @@ fn about(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr)
     }
 }
 
-/// A framework's refusal of a shape, such as NumPy's above 64 dimensions, about the tensor.
+/// Return a framework's refusal of a shape, such as NumPy's of more than 64 dimensions, as an exception about the tensor.
 fn shape_refused(py: Python<'_>, path: Option<&Path>, entry: &Entry<'_>, refusal: PyErr) -> PyErr {
     let reason = format!("the framework cannot hold its shape: {}", text(py, &refusal));
     match PyTuple::new(py, entry.shape) {

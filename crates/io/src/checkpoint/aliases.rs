@@ -1,4 +1,4 @@
-//! Aliases: names that a record in the metadata of a file (`ingot.shared`) gives to a stored tensor, or to a part of one.
+//! Aliases: additional names of a stored tensor, or of a part of one, in the metadata of a file (`ingot.shared`).
 //! FORMAT.md, "Shared tensors".
 
 use std::borrow::Cow;
@@ -21,7 +21,7 @@ pub struct Alias {
     pub file: usize,
     /// The tensor, by its place in the order of the data.
     pub number: usize,
-    /// Which part of it; `None` for all.
+    /// The part of it; `None` for all.
     pub part: Option<Excerpt>,
 }
 
@@ -35,7 +35,7 @@ pub fn aliases<'h>(
     files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
 ) -> Result<Vec<Alias>, Error> {
     let mut added: Vec<Alias> = Vec::new();
-    // The names of all tensors, and those that were added. Most files have no record, and need no such set.
+    // The names of all tensors, and the added names. Most files have no record, and need no such set.
     let mut taken: Option<HashSet<Cow<'h, str>>> = None;
     for (file, (path, header)) in files.clone().enumerate() {
         let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
@@ -84,12 +84,12 @@ pub(crate) fn named(text: &str, header: &Header) -> Result<Vec<Alias>, SharedErr
     Ok(found)
 }
 
-/// The elements of a tensor as an [`Excerpt`] counts them; `None` where they end inside of bytes.
+/// Count the elements of a tensor as an [`Excerpt`] does; `None` if they end inside of bytes.
 fn elements(entry: &Entry<'_>) -> Option<u64> {
     Some(entry.nbytes() / unit(entry.dtype)?)
 }
 
-/// Bytes of one element as an [`Excerpt`] counts them.
+/// Return the bytes of one element as an [`Excerpt`] counts them.
 pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
     match dtype.bits() {
         4 => Some(1),
@@ -98,15 +98,15 @@ pub(crate) fn unit(dtype: Dtype) -> Option<u64> {
 }
 
 /// The aliases of a checkpoint. They are read like stored tensors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Aliases {
-    all: Vec<Alias>,
+    pub(super) all: Vec<Alias>,
     /// The tensor of each alias.
     views: Vec<Option<View>>,
     ids: HashMap<String, TensorId>,
 }
 
-/// What a header would say of an alias.
+/// The entry that a header would have for an alias.
 #[derive(Debug)]
 struct View {
     shape: Vec<u64>,
@@ -131,10 +131,6 @@ impl Aliases {
             views: all.iter().map(view).collect(),
             all,
         })
-    }
-
-    pub(super) fn all(&self) -> &[Alias] {
-        &self.all
     }
 
     pub(super) fn id(&self, name: &str) -> Option<TensorId> {

@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::file::{Archive, Given, MemorySource, Tensor};
 use crate::memory::Region;
 
-/// A file in memory of these tensors, whose bytes `regions` are, with this metadata. Errors name `path`.
+/// Return a file in memory with these tensors and this metadata. `regions` are the bytes of the tensors. Errors name `path`.
 pub(crate) fn copied<'a>(
     tensors: &[Tensor<'a>],
     regions: &'a [Region],
@@ -20,7 +20,7 @@ pub(crate) fn copied<'a>(
     let view = |(tensor, region): (&Tensor<'a>, &'a Region)| {
         let entry = tensor.entry();
         let shape = entry.shape.iter().filter_map(|&size| to_usize(size)).collect();
-        // Never a mapping, which cannot be borrowed: that would have too few bytes.
+        // The regions are private memory. A mapping cannot be borrowed, and would have too few bytes here.
         TensorView::new(entry.dtype, shape, region.as_slice().unwrap_or_default())
             .map(|view| (entry.name, view))
     };

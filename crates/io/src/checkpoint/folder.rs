@@ -1,4 +1,4 @@
-//! The directory that a checkpoint's files lie in, and the index that names them.
+//! The directory of a checkpoint's files, and the index that names them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,23 +11,23 @@ use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 use super::shards::{Backing, Shards, Store};
 use crate::disk::{Beneath, Facts, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::file::{Archive, LocalFile, Place, ShardHeaders, Stamp, check_unchanged, most_open};
-use crate::options::{OpenOptions, Reach};
+use crate::file::{Archive, LocalFile, Place, Stamp, check_unchanged, most_open};
+use crate::options::{OpenOptions, Reach, ShardHeaders};
 use crate::workers::{Reading, of_directory};
 
-/// A directory, and how far its files may lie from it.
+/// A directory, and whether its files must be in it.
 #[derive(Debug)]
 pub(super) struct Folder {
     /// As the caller spells it.
     path: PathBuf,
-    /// Where that is, wherever the process goes: files are opened long after the directory was named.
+    /// The absolute path: the process may change its directory before a file is opened.
     at: PathBuf,
     /// Set if files are confined to it.
     confined: Option<Arc<Beneath>>,
 }
 
 impl Folder {
-    /// The directory at `path`. A link to it is followed: it is the caller's.
+    /// Return the directory at `path`. A link to the directory itself is followed, since the caller named it.
     pub(super) fn new(path: &Path, reach: Reach) -> Result<Folder, Error> {
         // The parent of a bare file name.
         let directory = if path.as_os_str().is_empty() {
@@ -87,8 +87,8 @@ impl Folder {
             let facts = self.facts(name)?;
             return Ok(Arc::new(LocalFile::unopened(place, &facts)));
         }
-        let file = LocalFile::one_of_many(place, self.open(name)?);
-        file.map(Arc::new).map_err(unopened(&self.path(name)))
+        let file = LocalFile::one_of_many(place).map(Arc::new);
+        file.map_err(|refusal| self.refused(name.as_ref(), refusal))
     }
 }
 
@@ -104,7 +104,7 @@ fn is_missing(fault: &Error) -> bool {
     matches!(fault, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }
 
-/// The directory of an index, and what the shards in it were when that was read.
+/// The directory of an index, and the shards in it as they were when the index was read.
 #[derive(Debug)]
 pub(super) struct Beside {
     folder: Folder,
@@ -117,7 +117,7 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Reads the index `name`, where another process has not, and looks whether all its shards are there.
+    /// Read the index `name`, unless another process read it, and check that all its shards exist.
     pub(super) fn index(
         folder: Folder,
         name: &OsStr,
@@ -136,8 +136,8 @@ impl Beside {
         let names = shards.index().shards();
         let is_open = names.len() <= most_open();
         let found: Vec<_> = names.iter().map(|shard| folder.shard(shard, is_open)).collect();
-        // A save replaces the index before and after it replaces the shards. So an index that is still in its place was
-        // there when the shards were looked at. The open file keeps its number from being reused.
+        // A save replaces the index before and after it replaces the shards. So if the index is still the same, its shards were
+        // found as they belong to it. The open file keeps its number from being reused.
         let index = listed
             .map(|file| Listed::proven(name, &file, &folder))
             .transpose()?;
@@ -162,7 +162,7 @@ struct Listed {
 }
 
 impl Listed {
-    /// Fails if `name` no longer leads to `file`, or if `file` was written to.
+    /// Fail if `name` no longer leads to `file`, or if `file` was written to.
     fn proven(name: &OsStr, file: &LocalFile, folder: &Folder) -> Result<Listed, Error> {
         let listed = Listed {
             name: name.to_owned(),
@@ -219,7 +219,7 @@ impl Store for Beside {
     }
 }
 
-/// Fails when shards are not there, with all their names.
+/// Fail if shards are missing, with all their names.
 fn refuse_missing(shards: &Shards, found: &[Result<Arc<LocalFile>, Error>]) -> Result<(), Error> {
     let missing: Vec<String> = found
         .iter()
@@ -237,17 +237,17 @@ fn refuse_missing(shards: &Shards, found: &[Result<Arc<LocalFile>, Error>]) -> R
     Err(missing.about(shards.path()))
 }
 
-/// Reads an index, and none of its shards.
+/// Read an index, and none of its shards.
 ///
 /// # Errors
-/// [`Error::Open`], and [`Error::Index`] with the rule that it breaks.
+/// [`Error::Open`]; [`Error::Index`] with the rule that the index breaks.
 pub(crate) fn read_index(path: &Path) -> Result<ShardIndex, Error> {
     let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
     let (index, _) = index_in(&folder, path.file_name().unwrap_or_default())?;
     Ok(index)
 }
 
-/// The index `name` of a directory, and its open file.
+/// Read the index `name` of a directory, and return it with its open file.
 fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, LocalFile), Error> {
     let path = folder.path(name);
     let file = LocalFile::of(folder.open(name)?).map_err(unopened(&path))?;
@@ -255,8 +255,8 @@ fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, LocalFile), Er
     Ok((index.map_err(unopened(&path))??, file))
 }
 
-/// Reads an index of `nbytes` through a window, so that 60 MB of it cost no more memory than the names in it. `path`
-/// is for the errors.
+/// Read an index of `nbytes` through a window, so that an index of 60 MB needs no more memory than its names. `path` is for the
+/// errors.
 pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result<ShardIndex, Error> {
     const WINDOW_NBYTES: usize = 128 << 10;
     let index_fault = |fault| Error::Index {
@@ -281,7 +281,7 @@ pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result
         window.copy_within(taken..filled, 0);
         filled -= taken;
         if filled == window.len() {
-            // One item is longer than the window. Rule I3 and the size of the whole bound what this may come to.
+            // One item is longer than the window. Rule I3 and the size of the index limit the growth.
             window.resize(2 * filled, 0);
         }
     }

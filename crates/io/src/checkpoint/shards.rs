@@ -1,4 +1,4 @@
-//! The shards that an index names, each held against it.
+//! The shards of an index, each compared with it when it is opened.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -9,9 +9,10 @@ use ingot_format::{Format, Header, ShardIndex, StopFlag};
 
 use crate::error::{CheckpointFault, Error};
 use crate::file::Archive;
-use crate::workers::Reading;
+use crate::watch::{Unwatched, Watch};
+use crate::workers::{Reading, in_parallel};
 
-/// An index, and what it says of each shard. Where they are is for a [`Store`] to know.
+/// An index, and the tensors of each shard. A [`Store`] opens the shards.
 #[derive(Debug)]
 pub(crate) struct Shards {
     path: PathBuf,
@@ -20,7 +21,7 @@ pub(crate) struct Shards {
 }
 
 impl Shards {
-    /// Those of the index at `path`.
+    /// Return the shards of the index at `path`.
     pub(crate) fn new(path: PathBuf, index: ShardIndex) -> Shards {
         Shards {
             path,
@@ -29,7 +30,7 @@ impl Shards {
         }
     }
 
-    /// The index.
+    /// Return the path of the index.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -42,12 +43,12 @@ impl Shards {
         self.index.shards().len()
     }
 
-    /// The name of shard `number`, as the index spells it. They are in the order of their names.
+    /// Return the name of shard `number`, as the index spells it. Shards are in the order of their names.
     pub(crate) fn name(&self, number: usize) -> &str {
         &self.index.shards()[number]
     }
 
-    /// The format that the name of the first promises.
+    /// Return the format by the name of the first shard.
     pub(crate) fn format(&self) -> Format {
         let is_binary = |name: &String| name.ends_with(".bt");
         if self.index.shards().first().is_some_and(is_binary) {
@@ -57,15 +58,16 @@ impl Shards {
         }
     }
 
-    /// The names of the tensors that shard `number` has to hold, in their own order.
+    /// Return the names of the tensors that shard `number` must hold, in byte order.
     pub(crate) fn tensors(&self, number: usize) -> impl Iterator<Item = &str> {
         let members = self.members.get_or_init(|| Members::of(&self.index));
         let members = members.of_shard(number).iter();
         members.map(|&member| self.index.entry(position(member)).0)
     }
 
-    /// What the difference between the index and shard `number` is, where shard `other` holds the tensor too.
-    pub(super) fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
+    /// Return the fault for a difference between the index and shard `number`. Shard `other` holds the tensor too, if any
+    /// does.
+    fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
         let Difference { tensor, is_extra } = found;
         let shard = self.name(number).to_owned();
         let other = other.map(|other| self.name(other).to_owned());
@@ -86,18 +88,19 @@ impl Shards {
         }
     }
 
-    /// A tensor that only one has of `header` and of what the index says of shard `number`. One that is not sound is there.
-    pub(super) fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
+    /// Return the first tensor that only one of `header` and the index has for shard `number`. A tensor that breaks a rule
+    /// counts as present.
+    fn differing(&self, number: usize, header: &Header) -> Option<Difference> {
         let left_out: HashSet<&str> = header.all_left_out().map(|left_out| left_out.0).collect();
-        let mut said = self.tensors(number).filter(|name| !left_out.contains(name));
-        let mut has = header.names_by_name();
+        let mut expected = self.tensors(number).filter(|name| !left_out.contains(name));
+        let mut found = header.names_by_name();
         loop {
-            let (tensor, is_extra) = match (said.next(), has.next()) {
+            let (tensor, is_extra) = match (expected.next(), found.next()) {
                 (None, None) => return None,
-                (Some(said), Some(name)) if said == name => continue,
-                // Of two names that differ, the one that comes first is missing on the other side.
-                (Some(said), Some(name)) => (said.min(name), name < said),
-                (Some(said), None) => (said, false),
+                (Some(expected), Some(name)) if expected == name => continue,
+                // Both lists are sorted: of two names that differ, the lesser one is missing from the other list.
+                (Some(expected), Some(name)) => (expected.min(name), name < expected),
+                (Some(expected), None) => (expected, false),
                 (None, Some(name)) => (name, true),
             };
             return Some(Difference {
@@ -108,37 +111,37 @@ impl Shards {
     }
 }
 
-/// Where the shards of an index are, and how they are opened: beside it in a directory, or behind URLs.
+/// The place of the shards of an index: beside it in a directory, or behind URLs.
 pub(crate) trait Store: Debug + Send + Sync {
-    /// The path of a shard, or its URL without the secrets.
+    /// Return the path of a shard, or its URL without the secrets.
     fn path(&self, name: &str) -> PathBuf;
 
-    /// Opens shard `number`. Whether it holds what the index says is not asked here.
+    /// Open shard `number`, without comparing it with the index.
     fn open(&self, shards: &Shards, number: usize, stop: StopFlag<'_>) -> Result<Archive, Error>;
 
-    /// How many are opened at once.
+    /// Return how many shards to open at once.
     fn reading(&self) -> Reading;
 
-    /// Whether another index has the place of the one that was read. Only for files of this machine.
+    /// Return whether another index has replaced the index that was read. Only for files of this machine.
     fn is_replaced(&self) -> bool {
         false
     }
 
-    /// Called when many have been opened.
+    /// Free resources after many shards were opened.
     fn rest(&self) {}
 
-    /// What backs the shards, where that can be said without opening one of them.
+    /// Return the format and the backend, if they are known without opening a shard.
     fn backing(&self, shards: &Shards) -> Option<Backing>;
 }
 
-/// What the files of a checkpoint are, and how they are read.
+/// The format of a checkpoint's files, and how they are read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backing {
-    /// The format of the first.
+    /// The format of the first file.
     pub format: Format,
-    /// As [`Archive::backend`] has it.
+    /// As [`Archive::backend`].
     pub backend: &'static str,
-    /// Why so, as a sentence.
+    /// The reason for the backend.
     pub why: String,
 }
 
@@ -177,11 +180,104 @@ impl Members {
 
 /// A tensor that only one of index and shard has.
 #[derive(Debug)]
-pub(super) struct Difference {
-    pub(super) tensor: String,
+struct Difference {
+    tensor: String,
     is_extra: bool,
 }
 
 fn position(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// The shards of an index. Some of them are open.
+#[derive(Debug)]
+pub(super) struct OpenShards {
+    pub(super) shards: Shards,
+    pub(super) store: Box<dyn Store>,
+    archives: Vec<OnceLock<Archive>>,
+}
+
+impl OpenShards {
+    pub(super) fn new(shards: Shards, store: Box<dyn Store>) -> OpenShards {
+        OpenShards {
+            archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
+            shards,
+            store,
+        }
+    }
+
+    pub(super) fn path(&self, number: usize) -> PathBuf {
+        self.store.path(self.shards.name(number))
+    }
+
+    /// Return shard `number`, and open it if it is not open.
+    pub(super) fn shard(&self, number: usize) -> Result<&Archive, Error> {
+        loop {
+            match self.archives[number].get() {
+                Some(archive) => return Ok(archive),
+                None => self.open(&[number], &Unwatched)?,
+            }
+        }
+    }
+
+    /// Return the bytes of all data sections; `None` until all shards are open.
+    pub(super) fn data_nbytes(&self) -> Option<u64> {
+        let mut total = 0_u64;
+        for archive in &self.archives {
+            total = total.saturating_add(archive.get()?.header().data_nbytes());
+        }
+        Some(total)
+    }
+
+    /// Open the shards of these numbers that are not open.
+    pub(super) fn open(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let is_closed = |number: &usize| self.archives[*number].get().is_none();
+        let numbers: Vec<usize> = numbers.iter().copied().filter(is_closed).collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.open_all(&numbers, watch);
+        self.store.rest();
+        outcome
+    }
+
+    fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let compared = |number: usize, stop: StopFlag<'_>| {
+            let archive = self.store.open(&self.shards, number, stop)?;
+            let difference = self.shards.differing(number, archive.header());
+            Ok(difference.map_or(Ok(archive), Err))
+        };
+        let opened = in_parallel(self.store.reading(), numbers, compared, watch)?;
+        for (&number, archive) in numbers.iter().zip(opened) {
+            match archive {
+                // Another thread may have been first; its archive is as good.
+                Ok(archive) => drop(self.archives[number].set(archive)),
+                Err(difference) => return Err(self.misplaced(number, difference, watch)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Return the error for the `difference` between the index and shard `number`. All other shards are searched for the
+    /// tensor.
+    fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
+        let others: Vec<usize> = (0..self.shards.len()).filter(|&other| other != number).collect();
+        let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
+        let held = in_parallel(self.store.reading(), &others, asked, watch)?;
+        let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
+        let fault = self.shards.fault(number, difference, other);
+        Ok(fault.about(self.shards.path()))
+    }
+
+    /// Return whether a shard holds `tensor`, even if the shard differs from the index.
+    fn holds(&self, number: usize, tensor: &str, stop: StopFlag<'_>) -> bool {
+        let holds = |archive: &Archive| archive.header().find(tensor).is_some();
+        match self.archives[number].get() {
+            Some(archive) => holds(archive),
+            None => {
+                let opened = self.store.open(&self.shards, number, stop);
+                opened.as_ref().is_ok_and(holds)
+            }
+        }
+    }
 }

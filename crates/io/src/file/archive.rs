@@ -5,18 +5,18 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Entry, Header, Index, Limits, Selection, SelectionError, StopFlag, to_usize};
+use ingot_format::{
+    Entry, Header, Index, Limits, Selection, SelectionError, StopFlag, saturating_usize, to_usize,
+};
 
-use super::backend::{choose, threads_of_environment};
-use super::header::{ShardHeader, read_header};
+use super::backend::{attach, threads_of_environment};
 use super::local::LocalFile;
-use super::objects::{Given, Source};
-use super::read_at::ReadAt;
-use crate::error::{Error, Failure, InFile, unopened};
-use crate::memory::{Region, alignment, mapped_files};
-use crate::options::{BACKEND_VARIABLE, Backend, OpenOptions};
+use super::source::{Given, ReadAt, Source, read_exactly, read_header};
+use crate::error::{Error, Failure, InFile};
+use crate::memory::{Region, alignment};
+use crate::options::{OpenOptions, ShardHeader};
 
-/// The name of bytes in memory where a file has its path.
+/// The path in errors about bytes in memory.
 pub(crate) const BUFFER: &str = "<buffer>";
 
 /// An open file. Any number of threads may use it at once.
@@ -37,7 +37,7 @@ pub struct Archive {
     pub(crate) path: Option<PathBuf>,
     pub(crate) header: Header,
     pub(crate) source: Arc<dyn ReadAt>,
-    /// The source, if it is a file of this machine.
+    /// The source again, if it is a file of this machine.
     pub(crate) local: Option<Arc<LocalFile>>,
     pub(crate) backend: &'static str,
     pub(crate) why: Cow<'static, str>,
@@ -47,15 +47,15 @@ impl Archive {
     /// Opens a file and proves its header. No tensor is read.
     ///
     /// # Errors
-    /// [`Error::Open`] with the system's error; that the path is a directory, or no regular file; [`Error::Header`]
-    /// with the rule that the header breaks; [`Error::Read`] when reading the header fails;
-    /// [`Error::UnknownBackend`] and [`Error::InvalidThreads`] when the environment asks for what there is not.
+    /// [`Error::Open`] with the system's error, also if the path is a directory or no regular file; [`Error::Header`] with
+    /// the rule that the header breaks; [`Error::Read`] if reading the header fails; [`Error::UnknownBackend`] and
+    /// [`Error::InvalidThreads`] if a variable of the environment is invalid.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
         Archive::of_file(LocalFile::open(path)?, path, options, None)
     }
 
-    /// As [`Archive::open`], for an open file. Errors name `path`. The header is not read if it is `known` and belongs to
-    /// this version of the file.
+    /// As [`Archive::open`], for an open file. Errors name `path`. The header is not read if another process read it from this
+    /// version of the file.
     pub(crate) fn of_file(
         file: impl Into<Arc<LocalFile>>,
         path: impl Into<PathBuf>,
@@ -63,7 +63,10 @@ impl Archive {
         known: Option<&ShardHeader>,
     ) -> Result<Archive, Error> {
         let (file, path) = (file.into(), path.into());
-        let header = match known.filter(|known| known.is_of(&*file)) {
+        let is_same = |known: &&ShardHeader| {
+            known.nbytes == file.nbytes() && file.version().as_ref() == Some(&known.version)
+        };
+        let header = match known.filter(is_same) {
             Some(known) => {
                 let header = Header::parse(&known.bytes, known.nbytes, &options.limits);
                 header.map_err(|fault| Error::Header {
@@ -85,7 +88,7 @@ impl Archive {
         })
     }
 
-    /// Opens the file that a [`Source`] reads, such as bytes in memory ([`MemorySource`](crate::MemorySource)).
+    /// Opens the file of a [`Source`], such as bytes in memory ([`MemorySource`](crate::MemorySource)).
     ///
     /// # Errors
     /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
@@ -94,7 +97,7 @@ impl Archive {
         Archive::from_reader(source, None, "source", "bytes that a `Source` reads", limits)
     }
 
-    /// As [`Archive::from_source`], for readers that can do more. Errors name `path`; the archive reports `backend` and
+    /// As [`Archive::from_source`], for sources that support more. Errors name `path`; the archive reports `backend` and
     /// `why`.
     ///
     /// # Errors
@@ -117,7 +120,7 @@ impl Archive {
         })
     }
 
-    /// The file, or the URL without its secrets; `None` for other sources.
+    /// Returns the path of the file, or the URL without its secrets; `None` for other sources.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
@@ -130,7 +133,7 @@ impl Archive {
         self.path().unwrap_or(Path::new(BUFFER))
     }
 
-    /// What the file holds.
+    /// Returns the header.
     #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
@@ -151,23 +154,23 @@ impl Archive {
         self.backend
     }
 
-    /// Why they are read like this.
+    /// Returns the reason for the backend.
     #[must_use]
     pub fn why(&self) -> &str {
         &self.why
     }
 
-    /// The tensor `name`.
+    /// Returns the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the name that is most like it; [`Error::Header`] of a tensor that is not sound, where
-    /// the file was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
+    /// [`Error::UnknownTensor`], with the most similar name; [`Error::Header`] for a tensor that breaks a rule, in a file that
+    /// was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         let found = self.header.find(name).and_then(|number| self.tensor(number));
         found.ok_or_else(|| self.unknown(name))
     }
 
-    /// The error for a name that no tensor has.
+    /// Return the error for a name that no tensor has.
     pub(crate) fn unknown(&self, name: &str) -> Error {
         match self.header.left_out(name) {
             Some(fault) => Error::Header {
@@ -182,21 +185,21 @@ impl Archive {
         }
     }
 
-    /// The tensors, in the order of the data.
+    /// Returns the tensors in the order of their data.
     pub fn tensors(&self) -> impl Iterator<Item = Tensor<'_>> {
         let entries = self.header.entries().enumerate();
         entries.map(|(number, entry)| self.alias(number, entry, None))
     }
 
-    /// The tensor at this place in the header's order of data.
+    /// Returns tensor `number` in the order of the data.
     #[must_use]
     pub fn tensor(&self, number: usize) -> Option<Tensor<'_>> {
         let entry = self.header.entry(number)?;
         Some(self.alias(number, entry, None))
     }
 
-    /// Return what `entry` describes as a tensor: the stored tensor of this number, under any name, or a part of it, whose
-    /// elements are `strides` apart unless they are contiguous.
+    /// Return the tensor that `entry` describes: stored tensor `number` under any name, or a part of it. Its elements are
+    /// `strides` apart, or contiguous if that is `None`.
     pub(crate) fn alias<'a>(
         &'a self,
         number: usize,
@@ -211,7 +214,7 @@ impl Archive {
         }
     }
 
-    /// The bytes `begin..end` of the data section where they lie in the mapping, if the file is mapped.
+    /// Return bytes `begin..end` of the data section as a view of the mapping, if the file is mapped.
     pub(crate) fn view(&self, begin: u64, end: u64) -> Option<Region> {
         let memory = Arc::clone(self.source().memory()?);
         let at = to_usize(self.header.data_start() + begin)?;
@@ -223,12 +226,17 @@ impl Archive {
     /// # Errors
     /// [`Error::Read`]; [`Error::Changed`] if the file is no longer the one that was opened; [`Error::Interrupted`].
     pub(crate) fn shard_header(&self, stop: StopFlag<'_>) -> Result<Option<ShardHeader>, Error> {
-        let read = ShardHeader::read(self.source(), &self.header, stop);
-        let header = read.map_err(|failure| self.explain(failure))?;
-        if header.is_some() {
-            self.check_unchanged()?;
-        }
-        Ok(header)
+        let Some(version) = self.source.version() else {
+            return Ok(None);
+        };
+        let mut bytes = vec![0; saturating_usize(self.header.data_start())];
+        read_exactly(self.source(), 0, &mut bytes, stop).map_err(|failure| self.explain(failure))?;
+        self.check_unchanged()?;
+        Ok(Some(ShardHeader {
+            nbytes: self.source.nbytes(),
+            version,
+            bytes,
+        }))
     }
 
     /// Return text that differs between versions of the file, and whether other machines see the same file. `None` if the
@@ -237,16 +245,16 @@ impl Archive {
         self.local().map(LocalFile::identity)
     }
 
-    /// Fails when the file is no longer what was opened.
+    /// Fail if the file was changed or replaced since it was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         check_unchanged(self.source(), self.path())
     }
 
-    /// Adds path and tensor to what went wrong below.
+    /// Return the error for a failure of reading, with path and tensor.
     pub(crate) fn explain(&self, failure: Failure) -> Error {
         let tensor = match &failure {
             Failure::Read { position, .. } => match self.check_unchanged() {
-                // The likeliest reason for a short read, and the more useful thing to say.
+                // The most likely reason for a short read, and the more useful message.
                 Err(changed @ Error::Changed { .. }) => return changed,
                 _ => self.tensor_at(*position),
             },
@@ -255,7 +263,7 @@ impl Archive {
         failure.about(self.path(), tensor.map(|entry| entry.name))
     }
 
-    /// The tensor that has bytes at `position` in the file.
+    /// Return the tensor with bytes at `position` in the file.
     fn tensor_at(&self, position: u64) -> Option<Entry<'_>> {
         let begin = position.checked_sub(self.header.data_start())?;
         self.header
@@ -264,7 +272,7 @@ impl Archive {
     }
 }
 
-/// Fails when `source` is no longer what was opened. `path` is for the errors.
+/// Fail if `source` was changed or replaced since it was opened. `path` is for the errors.
 pub(crate) fn check_unchanged(source: &dyn ReadAt, path: Option<&Path>) -> Result<(), Error> {
     let nbytes_at_open = source.nbytes();
     match source.nbytes_now() {
@@ -291,46 +299,46 @@ pub struct Tensor<'a> {
     archive: &'a Archive,
     number: usize,
     entry: Entry<'a>,
-    /// The distance in elements from one to the next along each dimension. `None` if they are contiguous in C order.
+    /// The distance between neighbours along each dimension, in elements. `None` if they are contiguous in C order.
     strides: Option<&'a [u64]>,
 }
 
 impl<'a> Tensor<'a> {
-    /// What the header says of it.
+    /// Returns its name, dtype, shape and position.
     #[must_use]
     pub fn entry(&self) -> &Entry<'a> {
         &self.entry
     }
 
-    /// Its place in the header's order of data.
+    /// Returns its number in the order of the data.
     #[must_use]
     pub fn number(&self) -> usize {
         self.number
     }
 
-    /// Return the distance in elements from one to the next along each dimension. `None` if the elements are contiguous in
-    /// C order, as in every stored tensor.
+    /// Return the distance between neighbours along each dimension, in elements. `None` if the elements are contiguous in C
+    /// order, as in every stored tensor.
     #[doc(hidden)]
     #[must_use]
     pub fn strides(&self) -> Option<&'a [u64]> {
         self.strides
     }
 
-    /// Return whether it has all bytes of a stored tensor, not a part of them.
+    /// Return whether it has all bytes of a stored tensor, and not a part of them.
     pub(crate) fn is_stored(&self) -> bool {
         let range = |entry: &Entry<'_>| (entry.begin, entry.end);
         let stored = self.archive.header.entry(self.number);
         self.strides.is_none() && stored.is_some_and(|stored| range(&stored) == range(&self.entry))
     }
 
-    /// The file that it is in.
+    /// Returns the file that it is in.
     #[must_use]
     pub fn archive(&self) -> &'a Archive {
         self.archive
     }
 
-    /// All of it where it lies in the mapping, if the file is mapped and its elements are aligned there. Whoever touches
-    /// it has to have found the file unchanged before.
+    /// Return the tensor as a view of the mapping, if the file is mapped and its elements are aligned there. Check that the file
+    /// is unchanged before touching the view.
     pub(crate) fn mapped(&self) -> Option<Region> {
         if self.strides.is_some() {
             return None;
@@ -339,7 +347,7 @@ impl<'a> Tensor<'a> {
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
     }
 
-    /// Where it begins in the file.
+    /// Return the position of its first byte in the file.
     pub(crate) fn start(&self) -> u64 {
         self.archive.header.data_start() + self.entry.begin
     }
@@ -353,7 +361,7 @@ impl<'a> Tensor<'a> {
         selection.map_err(|fault| self.misindexed(fault))
     }
 
-    /// That an index does not fit.
+    /// Return the error for an index that does not fit.
     pub(crate) fn misindexed(&self, fault: SelectionError) -> Error {
         Error::Slice {
             path: self.archive.path.clone(),
@@ -363,7 +371,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Where a selection of it lies in the mapping, if it lies together there, on an address for its elements.
+    /// Return a selection as a view of the mapping, if it is contiguous and aligned there.
     pub(crate) fn view(&self, selection: &Selection) -> Option<Region> {
         let begin = self.entry.begin;
         let view = match selection.span() {
@@ -375,27 +383,8 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// Choose how `file` is read if the caller wants the backend `asked`, map it if it is to be mapped, and return the choice
-/// with its reason.
-fn attach(file: &LocalFile, asked: Backend, path: &Path) -> Result<(Backend, Cow<'static, str>), Error> {
-    let variable = std::env::var(BACKEND_VARIABLE).ok();
-    let choice = choose(asked, variable.as_deref(), file.remote(), mapped_files())?;
-    if choice.0 == Backend::Pread {
-        return Ok(choice);
-    }
-    match file.map() {
-        Ok(()) => Ok(choice),
-        // Address space may be limited, or the file system unable to map.
-        Err(fault) if asked == Backend::Auto => {
-            let why = format!("mapping the file failed: {fault}");
-            Ok((Backend::Pread, why.into()))
-        }
-        Err(fault) => Err(unopened(path)(fault)),
-    }
-}
-
-/// The one of `names` that is most like `name`: equal but for case and separators, or with the longest
-/// common end, because prefixes such as `model.` are what most often differs.
+/// Return the one of `names` that is most similar to `name`: equal except for case and separators, or with the longest
+/// common end, because prefixes such as `model.` differ most often.
 pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> Option<String> {
     let letters = |text: &str| -> String {
         text.chars()
@@ -418,26 +407,26 @@ pub(crate) fn nearest<'n>(names: impl Iterator<Item = &'n str>, name: &str) -> O
     let best = names
         .map(|name| (likeness(name), name))
         .max_by_key(|pair| pair.0)?;
-    // Less than half in common is no help.
+    // A name with less than half in common does not help.
     (2 * best.0 >= wanted.len().max(1)).then(|| best.1.to_owned())
 }
 
-/// Which tensor, of those in several files.
+/// One of the tensors of several files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TensorId {
     /// The number of the file.
     pub file: usize,
-    /// The place of the tensor in the order of that file's data.
+    /// The number of the tensor in the order of that file's data.
     pub number: usize,
 }
 
-/// Archives, each of them once, in the order in which tensors of them come.
+/// The archives of some tensors, each of them once, in the order of their first tensors.
 #[derive(Debug, Default)]
 pub(crate) struct Files<'a> {
     archives: Vec<&'a Archive>,
     /// The number of each archive by its address. Archives do not move while they are borrowed.
     numbers: BTreeMap<usize, usize>,
-    /// The number that was asked for last.
+    /// The number that was returned last.
     last: usize,
 }
 
@@ -451,7 +440,7 @@ impl<'a> From<Vec<&'a Archive>> for Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    /// The files of `tensors`, and which tensor each of them is.
+    /// Return the files of `tensors`, and the number of each tensor in them.
     pub(crate) fn of(tensors: impl Iterator<Item = Tensor<'a>>) -> (Files<'a>, Vec<TensorId>) {
         let mut files = Files::default();
         let id = |tensor: Tensor<'a>| TensorId {
@@ -489,14 +478,14 @@ impl<'a> Files<'a> {
         self.archives.iter().map(|archive| archive.source()).collect()
     }
 
-    /// Fails when one is no longer what was opened.
+    /// Fail if a file was changed or replaced since it was opened.
     pub(crate) fn check_unchanged(&self) -> Result<(), Error> {
         self.archives
             .iter()
             .try_for_each(|archive| archive.check_unchanged())
     }
 
-    /// Adds path and tensor to what went wrong below.
+    /// Return the error for a failure of reading, with path and tensor.
     pub(crate) fn explain(&self, fault: impl Into<InFile>) -> Error {
         let InFile { file, failure } = fault.into();
         match (file, &*self.archives) {

@@ -2,18 +2,44 @@
 
 use std::borrow::Cow;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
-use crate::error::Error;
+use super::local::LocalFile;
+use crate::error::{Error, unopened};
+use crate::memory::mapped_files;
 use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
 
-/// Files that are mapped at once by default. A process has 65,530 mappings on Linux, which allocators and thread stacks
-/// take too; further files are read.
+/// Files that are mapped at once by default; further files are read. A process has 65,530 mappings on Linux, and allocators
+/// and thread stacks use some of them.
 const MOST_MAPPED: usize = 16_384;
+
+/// Choose the backend of `file` if the caller requests `asked`, map the file if that is the backend, and return the choice
+/// with its reason.
+pub(super) fn attach(
+    file: &LocalFile,
+    asked: Backend,
+    path: &Path,
+) -> Result<(Backend, Cow<'static, str>), Error> {
+    let variable = std::env::var(BACKEND_VARIABLE).ok();
+    let choice = choose(asked, variable.as_deref(), file.remote(), mapped_files())?;
+    if choice.0 == Backend::Pread {
+        return Ok(choice);
+    }
+    match file.map() {
+        Ok(()) => Ok(choice),
+        // Address space may be limited, or the file system unable to map.
+        Err(fault) if asked == Backend::Auto => {
+            let why = format!("mapping the file failed: {fault}");
+            Ok((Backend::Pread, why.into()))
+        }
+        Err(fault) => Err(unopened(path)(fault)),
+    }
+}
 
 /// Choose the backend of a file, with the reason. `remote` is its file system if that is one of
 /// [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS), `variable` the value of [`BACKEND_VARIABLE`] if that is set, and
 /// `mapped` the number of mapped files.
-pub(crate) fn choose(
+fn choose(
     asked: Backend,
     variable: Option<&str>,
     remote: Option<&'static str>,

@@ -1,8 +1,8 @@
 //! Reading past the page cache.
 //!
-//! What is not in the cache would be copied there first, page by page, by the one core that reads it. Read straight
-//! into huge pages, 2 GiB take 1.2 s on a disk from which threads get them through the cache in 2 to 4 s and one
-//! sequential reader in 1.6 s (2026-11; two busy cores).
+//! A read of bytes that are not in the cache copies them there first, page by page, on the core that reads. Direct reads into
+//! huge pages take 1.2 s for 2 GiB, on a disk from which threads read through the cache in 2 to 4 s, and one sequential
+//! reader in 1.6 s (2026-11; two busy cores).
 
 use std::fs::File;
 use std::io;
@@ -16,16 +16,16 @@ use super::residency::is_cold;
 use crate::disk;
 use crate::memory::{Block, HUGE_PAGE_NBYTES};
 
-/// What a disk may want positions, sizes and addresses to be multiples of: the largest block that disks have.
+/// Positions, sizes and addresses of direct reads are multiples of this: the largest block that disks have.
 const BLOCK: usize = 4096;
 
-/// Less than this is left to the cache: its answer comes as soon.
-const WORTH_IT: usize = 1 << 20;
+/// The smallest direct read. Smaller reads take as long through the cache.
+pub(super) const LEAST_NBYTES: usize = 1 << 20;
 
-/// Places of a read that are looked at to learn whether it is in the cache.
+/// Positions of a read that are sampled to estimate whether it is in the cache.
 const WINDOWS: u64 = 4;
 
-/// A second way to a file on a local disk: opened when it is first of use.
+/// A second descriptor of a file on a local disk, for direct reads. It is opened when it is first needed.
 #[derive(Debug, Default)]
 pub(super) struct DirectReader {
     file: OnceLock<Option<File>>,
@@ -33,11 +33,11 @@ pub(super) struct DirectReader {
 }
 
 impl DirectReader {
-    /// Fills the front of `dest` from `position` on, and says how much. `None` where the cache has the bytes, or the
-    /// system has no such way, or failed: then the usual way is the right one, or says what is wrong. Never the end of
-    /// `dest` where that is part of a block.
+    /// Fill the front of `dest`, which has [`LEAST_NBYTES`] or more, from `position` on, and return the number of bytes. The
+    /// end of `dest` is not filled if it is a part of a block. `None` if the bytes are in the cache, if the system has no direct
+    /// reads, and if the read failed: the caller then reads through the cache, which reports an error.
     pub(super) fn read_at(&self, file: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
-        if dest.len() < WORTH_IT || self.refused.load(Ordering::Relaxed) {
+        if self.refused.load(Ordering::Relaxed) {
             return None;
         }
         let range = position..position + to_u64(dest.len());
@@ -53,14 +53,14 @@ impl DirectReader {
             return self.staged(direct, &range, dest);
         }
         if into_block != 0 {
-            // A first part of a block, after which whole ones follow.
+            // The rest of a block; whole blocks follow.
             return std::os::unix::fs::FileExt::read_at(file, &mut dest[..BLOCK - into_block], position).ok();
         }
         let whole = dest.len() - dest.len() % BLOCK;
         self.read(direct, position, &mut dest[..whole])
     }
 
-    /// By way of a huge page of our own, where blocks of the disk are none in memory.
+    /// Read through a huge page of our own, if `dest` is not aligned to the blocks of the disk.
     fn staged(&self, direct: &File, range: &Range<u64>, dest: &mut [u8]) -> Option<usize> {
         let mut stage = Block::allocate(HUGE_PAGE_NBYTES).ok()?;
         let skip = to_usize(range.start % to_u64(BLOCK))?;
@@ -73,7 +73,7 @@ impl DirectReader {
         })
     }
 
-    /// Whole blocks into whole blocks.
+    /// Read whole blocks.
     fn read(&self, direct: &File, position: u64, dest: &mut [u8]) -> Option<usize> {
         loop {
             match disk::read_at(direct, dest, position) {
@@ -98,7 +98,7 @@ mod tests {
 
     const NBYTES: usize = (5 << 20) + 1234;
 
-    /// A file that is not in the cache, where its file system has another place for it.
+    /// Return a file that is not in the cache, unless its file system keeps it in memory.
     fn cold() -> (tempfile::NamedTempFile, File, Vec<u8>) {
         let bytes: Vec<u8> = (0..NBYTES)
             .map(|n| n.to_le_bytes()[1] ^ n.to_le_bytes()[0])
@@ -112,7 +112,7 @@ mod tests {
         (named, file, bytes)
     }
 
-    /// Memory that begins `at` bytes into a page.
+    /// Call `work` with memory that begins `at` bytes into a page.
     fn placed<R>(at: usize, nbytes: usize, work: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut block = Block::allocate(at + nbytes).unwrap();
         let (_, mut dest): (Dest<'_>, Dest<'_>) = block.dest().split_at(at);
@@ -150,7 +150,7 @@ mod tests {
             return;
         };
         let direct = DirectReader::default();
-        // No disk has blocks of one byte; a file system that takes them copies, and is right as well.
+        // No disk has blocks of one byte. A file system that accepts them copies the bytes, which is correct too.
         let found = placed(1, 100, |dest| direct.read(&opened, 1, dest));
         assert!(found.is_none());
         let mut dest = vec![0; 2 << 20];
@@ -171,7 +171,7 @@ mod tests {
             assert!(found.is_none_or(|count| dest[..count] == bytes[..count]));
             found
         });
-        // Whole blocks only, or nothing where the file system takes no part in this.
+        // Whole blocks only, or nothing if the file system has no direct reads.
         assert!(found.is_none_or(|count| count == 3 * 4096), "{found:?}");
     }
 }

@@ -1,34 +1,105 @@
 //! A file of this machine, read by position.
 //!
-//! A process may open some thousand files at most, often 1,024, and a checkpoint may have more shards. A file that is
-//! alone stays open. One of many is opened when it is read, and only the files that were opened last stay open.
+//! A process may have some thousand files open at most, often 1,024, and a checkpoint may have more shards. A single file
+//! stays open. One of many is opened when it is read, and only the files that were opened last stay open.
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 #[cfg(target_os = "linux")]
 use std::io::IoSliceMut;
 #[cfg(target_os = "linux")]
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 #[cfg(target_os = "linux")]
 use ingot_format::Row;
 use ingot_format::briefly;
 
+#[cfg(target_os = "linux")]
+use super::direct::{self, DirectReader};
 use super::mapping::Mapping;
-use super::open::{OPEN_FILES, OpenFiles, Opened, Place};
-use super::read_at::ReadAt;
+use super::pool::OpenFiles;
 #[cfg(target_os = "linux")]
 use super::residency;
-use super::stamp::Stamp;
-use crate::disk::{self, Facts, Refusal};
+use super::source::ReadAt;
+use crate::disk::{self, Beneath, Facts, Kind, Refusal, is_out_of_descriptors, remote_file_system};
 use crate::error::{Error, unopened};
 use crate::memory::Memory;
 
-/// Places of a file that are examined to learn whether it is in the page cache.
+/// Positions of a file that are sampled to estimate whether it is in the page cache.
 #[cfg(target_os = "linux")]
 const WINDOWS: u64 = 32;
+
+/// Files of checkpoints that stay open between reads. Each may use a second descriptor for direct reads, and each reading
+/// thread keeps its own file open: with the 16 threads that open and read local files, that is 128 descriptors.
+const MOST_OPEN: usize = 48;
+
+static OPEN_FILES: OpenFiles<Opened> = OpenFiles::new(MOST_OPEN);
+
+/// Return how many files of checkpoints stay open between reads.
+pub(crate) fn most_open() -> usize {
+    OPEN_FILES.most()
+}
+
+/// The version of a file: its identity, size and time of modification.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stamp {
+    /// The device, and the number of the file there.
+    identity: (u64, u64),
+    nbytes: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    pub(crate) fn of(facts: &Facts) -> Stamp {
+        Stamp {
+            identity: facts.identity,
+            nbytes: facts.nbytes,
+            modified: facts.modified,
+        }
+    }
+
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Return text that other machines with this file system compare. It omits the number of the file, which may differ
+    /// between machines.
+    fn version(&self) -> String {
+        format!("written {} {}", self.modified.0, self.modified.1)
+    }
+
+    /// Return text that differs between versions. It omits the number of the file, which may differ between containers.
+    pub(crate) fn identity(&self) -> String {
+        format!("{} bytes, {}", self.nbytes, self.version())
+    }
+
+    /// Return the size in `now`; `None` if the file changed and its size does not show that. The numbers of the files are
+    /// compared unless `is_renumbered`.
+    fn nbytes_now(&self, now: &Stamp, is_renumbered: bool) -> Option<u64> {
+        (now.nbytes != self.nbytes || self.is_in_its_place(now, is_renumbered)).then_some(now.nbytes)
+    }
+
+    /// Return whether the file was not written to between this stamp and `now`.
+    pub(crate) fn is_unwritten(&self, now: &Stamp) -> bool {
+        // Not the inode's change time or link count: replacing the file by rename alters them, and an open descriptor
+        // still reads the old file unharmed.
+        now.nbytes == self.nbytes && now.modified == self.modified
+    }
+
+    /// Return whether `now` belongs to the same file, which may have been written to.
+    pub(crate) fn is_same_file(&self, now: &Stamp) -> bool {
+        now.identity == self.identity
+    }
+
+    /// Return whether the file that now has the path is the same file, and unwritten. A file system that `waits` for a
+    /// network or another process may number a file anew at each opening (FUSE, CIFS): there only size and time count.
+    pub(crate) fn is_in_its_place(&self, now: &Stamp, waits: bool) -> bool {
+        self.is_unwritten(now) && (waits || self.is_same_file(now))
+    }
+}
 
 /// A regular file. Any number of threads may read it at once, since reading by position needs no seeking.
 #[derive(Debug)]
@@ -45,25 +116,15 @@ enum Descriptor {
     Reopened(Reopened),
 }
 
-/// One of many files, which is opened when it is read.
-#[derive(Debug)]
-struct Reopened {
-    place: Place,
-    /// As [`Opened::remote`]; unknown until the file was opened once.
-    remote: OnceLock<Option<&'static str>>,
-    opened: Mutex<Weak<Opened>>,
-    others: &'static OpenFiles,
-}
-
 impl LocalFile {
     /// Open the file at `path`, which stays open.
     ///
     /// # Errors
     /// [`Error::Open`].
     pub fn open(path: &Path) -> Result<LocalFile, Error> {
-        let open = || Ok(disk::open_for_reading(path)?);
-        let file = OPEN_FILES.with_room(open).map_err(io::Error::from);
-        file.and_then(LocalFile::of).map_err(unopened(path))
+        let file = with_room(&OPEN_FILES, || Ok(disk::open_for_reading(path)?));
+        let file = file.map_err(io::Error::from).and_then(LocalFile::of);
+        file.map_err(unopened(path))
     }
 
     /// Take over an open file.
@@ -72,44 +133,39 @@ impl LocalFile {
     /// A system error; the file is a directory, a FIFO, a socket or a device.
     pub fn of(file: File) -> io::Result<LocalFile> {
         let (opened, stamp) = Opened::new(file)?;
-        Ok(LocalFile {
+        Ok(LocalFile::new(stamp, Descriptor::Kept(opened)))
+    }
+
+    fn new(stamp: Stamp, descriptor: Descriptor) -> LocalFile {
+        LocalFile {
             stamp,
-            descriptor: Descriptor::Kept(opened),
+            descriptor,
             mapping: OnceLock::new(),
-        })
+        }
     }
 
     /// Open the file at `path`, which may be one of many: it may be closed and opened again between reads.
     pub(crate) fn open_one_of_many(path: &Path) -> Result<LocalFile, Error> {
-        let place = Place::of(path);
-        let file = place.open().map_err(io::Error::from);
-        let file = file.and_then(|file| LocalFile::one_of_many(place, file));
-        file.map_err(unopened(path))
+        let file = LocalFile::one_of_many(Place::of(path));
+        file.map_err(io::Error::from).map_err(unopened(path))
     }
 
-    /// As [`LocalFile::open_one_of_many`], for the `file` that was opened at `place`.
-    pub(crate) fn one_of_many(place: Place, file: File) -> io::Result<LocalFile> {
-        LocalFile::among(&OPEN_FILES, place, file)
+    /// As [`LocalFile::open_one_of_many`], for the file that has this place now.
+    pub(crate) fn one_of_many(place: Place) -> Result<LocalFile, Refusal> {
+        LocalFile::among(&OPEN_FILES, place)
     }
 
-    fn among(others: &'static OpenFiles, place: Place, file: File) -> io::Result<LocalFile> {
-        let (opened, stamp) = Opened::new(file)?;
+    fn among(others: &'static OpenFiles<Opened>, place: Place) -> Result<LocalFile, Refusal> {
+        let (opened, stamp) = Opened::new(place.open()?)?;
         let reopened = Reopened::new(others, place);
         reopened.keep(opened);
-        Ok(LocalFile::reopened(stamp, reopened))
+        Ok(LocalFile::new(stamp, Descriptor::Reopened(reopened)))
     }
 
     /// Return the file at `place`, which has these `facts` and is opened when it is read.
     pub(crate) fn unopened(place: Place, facts: &Facts) -> LocalFile {
-        LocalFile::reopened(Stamp::of(facts), Reopened::new(&OPEN_FILES, place))
-    }
-
-    fn reopened(stamp: Stamp, reopened: Reopened) -> LocalFile {
-        LocalFile {
-            stamp,
-            descriptor: Descriptor::Reopened(reopened),
-            mapping: OnceLock::new(),
-        }
+        let reopened = Reopened::new(&OPEN_FILES, place);
+        LocalFile::new(Stamp::of(facts), Descriptor::Reopened(reopened))
     }
 
     /// Return the stamp that the file had when it was opened first.
@@ -179,83 +235,20 @@ impl LocalFile {
     }
 }
 
-impl Reopened {
-    fn new(others: &'static OpenFiles, place: Place) -> Reopened {
-        Reopened {
-            place,
-            remote: OnceLock::new(),
-            opened: Mutex::default(),
-            others,
-        }
-    }
-
-    fn find(&self) -> Option<Arc<Opened>> {
-        briefly(&self.opened)?.upgrade()
-    }
-
-    fn open(&self, expected: &Stamp) -> io::Result<Arc<Opened>> {
-        if let Some(opened) = self.find() {
-            return Ok(opened);
-        }
-        let (opened, now) = Opened::new(self.place.open()?)?;
-        // Two saves within one tick of the clock give files of one time.
-        if !expected.is_in_its_place(&now, opened.remote.is_some()) {
-            return Err(replaced());
-        }
-        Ok(self.keep(opened))
-    }
-
-    /// Keep the file open for other reads, and return the descriptor that they use: of two threads that opened the file,
-    /// the first one's.
-    fn keep(&self, opened: Opened) -> Arc<Opened> {
-        self.remote.get_or_init(|| opened.remote);
-        let opened = Arc::new(opened);
-        // A lock that a fork left closed stays closed: the file is then open for this read only.
-        let Some(mut slot) = briefly(&self.opened) else {
-            return opened;
-        };
-        if let Some(first) = slot.upgrade() {
-            return first;
-        }
-        *slot = Arc::downgrade(&opened);
-        drop(slot);
-        self.others.keep(Arc::clone(&opened));
-        opened
-    }
-
-    /// Return the facts of the file that has the place now; `None` if no file there may be read.
-    fn facts_at_place(&self) -> io::Result<Option<Facts>> {
-        match self.place.facts() {
-            Ok(facts) => Ok(Some(facts)),
-            Err(Refusal::Elsewhere(_)) => Ok(None),
-            Err(Refusal::System(fault)) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(Refusal::System(fault)) => Err(fault),
-        }
-    }
-}
-
-impl Drop for Reopened {
-    fn drop(&mut self) {
-        if let Some(opened) = self.find() {
-            self.others.release(&opened);
-        }
-    }
-}
-
 fn replaced() -> io::Error {
     io::Error::other("another file has its place, or the file was written to")
 }
 
 impl ReadAt for LocalFile {
     fn nbytes(&self) -> u64 {
-        self.stamp.nbytes()
+        self.stamp.nbytes
     }
 
     fn check_size(&self) -> io::Result<()> {
         self.opened(|opened| match opened.remote {
-            // A network or another process makes up the size of its file system.
+            // The size of such a file system is made up by a server or another process.
             Some(_) => Ok(()),
-            None => disk::check_extent(&opened.file, self.stamp.nbytes()),
+            None => disk::check_extent(&opened.file, self.stamp.nbytes),
         })
     }
 
@@ -321,274 +314,176 @@ impl ReadAt for LocalFile {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::read_at::read_exactly;
-    use super::*;
-    use crate::memory::Block;
-    use ingot_format::{StopFlag, to_u64};
-    use std::path::PathBuf;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+/// An open descriptor.
+#[derive(Debug)]
+struct Opened {
+    file: File,
+    /// The file system, if reading from it waits for a network or another process.
+    remote: Option<&'static str>,
+    #[cfg(target_os = "linux")]
+    direct: DirectReader,
+}
 
-    /// Files that share a list of open files.
-    struct ManyFiles {
-        folder: tempfile::TempDir,
-        open: &'static OpenFiles,
-        files: Vec<LocalFile>,
-    }
-
-    impl ManyFiles {
-        fn new(most: usize, count: u8) -> ManyFiles {
-            let folder = tempfile::tempdir().unwrap();
-            let open: &'static OpenFiles = Box::leak(Box::new(OpenFiles::new(most)));
-            let files = Vec::new();
-            let mut made = ManyFiles { folder, open, files };
-            for number in 0..count {
-                std::fs::write(made.path(number), [number; 9]).unwrap();
-                made.files.push(made.open(number));
-            }
-            made
-        }
-
-        fn open(&self, number: u8) -> LocalFile {
-            let path = self.path(number);
-            let file = File::open(&path).unwrap();
-            LocalFile::among(self.open, Place::of(&path), file).unwrap()
-        }
-
-        fn path(&self, number: u8) -> PathBuf {
-            self.folder.path().join(number.to_string())
-        }
-
-        fn read(&self, number: u8) -> io::Result<u8> {
-            let mut byte = [0];
-            let count = self.files[usize::from(number)].read_at(3, &mut byte)?;
-            assert_eq!(count, 1);
-            Ok(byte[0])
-        }
-
-        fn is_open(&self, number: u8) -> bool {
-            self.files[usize::from(number)].if_open(|_| ()).is_some()
-        }
-
-        /// The files that are open, in order.
-        fn all_open(&self, count: u8) -> Vec<u8> {
-            (0..count).filter(|&number| self.is_open(number)).collect()
-        }
-
-        fn slot(&self, number: usize) -> &Mutex<Weak<Opened>> {
-            match &self.files[number].descriptor {
-                Descriptor::Reopened(file) => &file.opened,
-                Descriptor::Kept(_) => panic!("it is one of many"),
+impl Opened {
+    /// Take over an open file and return it with its stamp. Fails if it is a directory, a FIFO, a socket or a device.
+    fn new(file: File) -> io::Result<(Opened, Stamp)> {
+        let facts = disk::facts(&file)?;
+        match facts.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(disk::is_a_directory()),
+            Kind::Link | Kind::Other => {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
             }
         }
-    }
-
-    fn replace(path: &Path, with: &[u8]) {
-        let other = path.with_extension("new");
-        std::fs::write(&other, with).unwrap();
-        if cfg!(windows) {
-            // Not every version of Windows replaces a file that is open, but all rename it.
-            std::fs::rename(path, path.with_extension("old")).unwrap();
+        let remote = remote_file_system(&file);
+        #[cfg(target_os = "linux")]
+        if remote.is_some() {
+            residency::read_far_ahead(&file);
         }
-        std::fs::rename(other, path).unwrap();
+        let opened = Opened {
+            file,
+            remote,
+            #[cfg(target_os = "linux")]
+            direct: DirectReader::default(),
+        };
+        Ok((opened, Stamp::of(&facts)))
     }
 
-    #[test]
-    fn what_fits_stays_open() {
-        let files = ManyFiles::new(4, 4);
-        let opened = files.slot(3).lock().unwrap().clone();
-        for number in [0, 1, 2, 3, 3, 0] {
-            assert_eq!(files.read(number).unwrap(), number);
-        }
-        assert_eq!(files.all_open(4), [0, 1, 2, 3]);
-        assert!(
-            opened.ptr_eq(&files.slot(3).lock().unwrap()),
-            "it was opened once"
-        );
-    }
-
-    #[test]
-    fn the_file_that_was_opened_first_is_closed_and_opened_again_when_it_is_read() {
-        let files = ManyFiles::new(2, 3);
-        assert_eq!(files.all_open(3), [1, 2]);
-        assert_eq!(files.read(0).unwrap(), 0);
-        assert_eq!(files.all_open(3), [0, 2]);
-    }
-
-    #[test]
-    fn a_file_that_is_read_is_not_closed() {
-        let files = ManyFiles::new(1, 2);
-        let outcome = files.files[0].with(|_| {
-            assert_eq!(files.read(1).unwrap(), 1);
-            Ok(files.is_open(0))
-        });
-        assert!(outcome.unwrap());
-        assert_eq!(files.all_open(2), [1]);
-    }
-
-    #[test]
-    fn a_file_that_was_not_opened_yet_is_opened_when_it_is_read() {
-        let files = ManyFiles::new(1, 1);
-        let path = files.path(0);
-        let file = LocalFile::unopened(Place::of(&path), &disk::facts_at(&path).unwrap());
-        assert!(file.if_open(|_| ()).is_none());
-        assert_eq!(file.nbytes_now().unwrap(), Some(9));
-        file.ensure_open().unwrap();
-        assert!(file.if_open(|_| ()).is_some());
-    }
-
-    #[test]
-    fn a_file_that_was_replaced_while_it_was_closed_is_refused() {
-        for (bytes, nbytes_now) in [(&[7; 9][..], None), (&[7; 5], Some(5))] {
-            let files = ManyFiles::new(1, 2);
-            assert!(!files.is_open(0));
-            let modified = std::fs::metadata(files.path(0)).unwrap().modified().unwrap();
-            replace(&files.path(0), bytes);
-            // As a tool does that keeps the times of what it copies.
-            let other = File::options().write(true).open(files.path(0)).unwrap();
-            other.set_modified(modified).unwrap();
-            assert!(files.read(0).is_err());
-            assert_eq!(files.files[0].nbytes_now().unwrap(), nbytes_now);
-        }
-    }
-
-    #[test]
-    fn a_file_that_was_replaced_while_it_was_open_is_read_as_it_was() {
-        let files = ManyFiles::new(1, 1);
-        replace(&files.path(0), &[7; 9]);
-        assert_eq!(files.read(0).unwrap(), 0);
-        assert_eq!(files.files[0].nbytes_now().unwrap(), Some(9));
-    }
-
-    #[test]
-    fn a_file_that_is_gone_says_so() {
-        let files = ManyFiles::new(1, 2);
-        std::fs::remove_file(files.path(0)).unwrap();
-        assert_eq!(files.read(0).unwrap_err().kind(), io::ErrorKind::NotFound);
-        assert_eq!(files.files[0].nbytes_now().unwrap(), None);
-    }
-
-    #[test]
-    fn a_lock_that_a_fork_left_closed_stops_no_read() {
-        let files = ManyFiles::new(2, 2);
+    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
+        #[cfg(target_os = "linux")]
+        if dest.len() >= direct::LEAST_NBYTES
+            && self.remote.is_none()
+            && let Some(count) = self.direct.read_at(&self.file, position, dest)
         {
-            let _slot = files.slot(0).lock().unwrap();
-            assert_eq!(files.read(0).unwrap(), 0);
+            return Ok(count);
         }
-        let _open = files.open.lock();
-        assert_eq!(files.read(1).unwrap(), 1);
-        let late = files.open(1);
-        assert!(late.if_open(|_| ()).is_none(), "no later file would close it");
-    }
-
-    #[test]
-    fn many_threads_read_many_files_through_few_descriptors() {
-        let files = ManyFiles::new(3, 20);
-        std::thread::scope(|scope| {
-            for start in 0..8_u8 {
-                let files = &files;
-                scope.spawn(move || {
-                    for step in 0..200 {
-                        let number = (5 * start + step) % 20;
-                        let mut all = [0; 9];
-                        read_exactly(&files.files[usize::from(number)], 0, &mut all, StopFlag::never())
-                            .unwrap();
-                        assert_eq!(all, [number; 9]);
-                    }
-                });
-            }
-        });
-        assert_eq!(files.all_open(20).len(), 3);
-    }
-
-    #[test]
-    fn descriptors_of_dropped_files_are_closed() {
-        let mut files = ManyFiles::new(2, 6);
-        assert_eq!(files.open.lock().len(), 2);
-        files.files.clear();
-        assert_eq!(files.open.lock().len(), 0);
-    }
-
-    #[test]
-    fn a_process_that_has_no_descriptor_left_closes_idle_files() {
-        let files = ManyFiles::new(4, 4);
-        let tries = AtomicUsize::new(0);
-        let opened = files
-            .open
-            .with_room(|| match tries.fetch_add(1, Ordering::Relaxed) {
-                0 => Err(disk::out_of_descriptors().into()),
-                _ => Ok(File::open(files.path(0))?),
-            });
-        assert!(opened.is_ok());
-        assert_eq!(files.all_open(4), [0; 0]);
-        assert_eq!(files.read(2).unwrap(), 2);
-    }
-
-    const NBYTES: usize = (5 << 20) + 1234;
-    /// A block of a disk, and a page of memory.
-    const BLOCK: usize = 4096;
-
-    /// A file of which the system holds nothing in memory, where it can give that up.
-    fn cold() -> (tempfile::NamedTempFile, LocalFile, Vec<u8>) {
-        let mixed = |n: usize| n.to_le_bytes()[1] ^ n.to_le_bytes()[0];
-        let bytes: Vec<u8> = (0..NBYTES).map(mixed).collect();
-        let folder = std::env::var_os("CARGO_TARGET_TMPDIR").unwrap_or_else(|| ".".into());
-        let named = tempfile::NamedTempFile::new_in(folder).unwrap();
-        disk::write_all_at(named.as_file(), &bytes, 0).unwrap();
-        named.as_file().sync_all().unwrap();
-        let source = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
-        source.forget(0..to_u64(NBYTES));
-        (named, source, bytes)
-    }
-
-    /// Memory that begins `at` bytes into a page.
-    fn placed(at: usize, nbytes: usize, work: impl FnOnce(&mut [u8])) {
-        let mut block = Block::allocate(at + nbytes).unwrap();
-        let (_, mut dest) = block.dest().split_at(at);
-        dest.fill(work);
-    }
-
-    #[test]
-    fn a_loop_of_reads_fills_everything_and_never_reads_a_wrong_end() {
-        let (_named, source, bytes) = cold();
-        for position in [0, 8, 4096, 5000] {
-            for (at, nbytes) in [
-                (0, NBYTES),
-                (position % BLOCK, NBYTES),
-                (0, 2 << 20),
-                (8, (1 << 20) + 1),
-            ] {
-                let expected = &bytes[position..NBYTES.min(position + nbytes)];
-                placed(at, expected.len() + 1, |dest| {
-                    let (dest, after) = dest.split_at_mut(expected.len());
-                    read_exactly(&source, to_u64(position), dest, StopFlag::never()).unwrap();
-                    assert!(dest == expected, "{position} to {at}");
-                    assert_eq!(after, [0], "not a byte more");
-                });
-            }
-        }
-    }
-
-    #[test]
-    fn a_file_that_was_shortened_gives_what_is_there_and_then_ends() {
-        let (named, source, bytes) = cold();
-        let left = 3 * BLOCK + 7;
-        named.as_file().set_len(to_u64(left)).unwrap();
-        let mut dest = vec![0; NBYTES];
-        let mut found = 0;
-        loop {
-            match source.read_at(to_u64(found), &mut dest[found..]).unwrap() {
-                0 => break,
-                count => found += count,
-            }
-        }
-        assert_eq!(found, left);
-        assert!(dest[..left] == bytes[..left]);
-        let fault = read_exactly(&source, 0, &mut dest, StopFlag::never()).unwrap_err();
-        assert!(
-            matches!(fault, crate::error::Failure::Read { found, .. } if found == left),
-            "{fault:?}"
-        );
+        disk::read_at(&self.file, dest, position)
     }
 }
+
+/// The place of a file that may be opened several times.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    Path(PathBuf),
+    /// A name in a directory that the file must not leave.
+    Beneath(Arc<Beneath>, OsString),
+}
+
+impl Place {
+    /// Return the place of `path`, which stays valid when the process changes its directory.
+    fn of(path: &Path) -> Place {
+        Place::Path(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()))
+    }
+
+    /// Open the file that has this place now.
+    pub(crate) fn open(&self) -> Result<File, Refusal> {
+        with_room(&OPEN_FILES, || match self {
+            Place::Path(path) => Ok(disk::open_for_reading(path)?),
+            Place::Beneath(directory, name) => {
+                let file = directory.open(name)?;
+                let facts = disk::facts(&file)?;
+                if facts.kind == Kind::File && facts.names != 1 {
+                    return Err(Refusal::Elsewhere(
+                        "it has a second name somewhere, which is a hard link",
+                    ));
+                }
+                Ok(file)
+            }
+        })
+    }
+
+    /// Return the facts of the file that has this place now. Only a confined file is opened for that.
+    pub(crate) fn facts(&self) -> Result<Facts, Refusal> {
+        match self {
+            Place::Path(path) => Ok(disk::facts_at(path)?),
+            Place::Beneath(..) => Ok(disk::facts(&self.open()?)?),
+        }
+    }
+}
+
+/// One of many files, which is opened when it is read.
+#[derive(Debug)]
+struct Reopened {
+    place: Place,
+    /// As [`Opened::remote`]; unknown until the file was opened once.
+    remote: OnceLock<Option<&'static str>>,
+    opened: Mutex<Weak<Opened>>,
+    others: &'static OpenFiles<Opened>,
+}
+
+impl Reopened {
+    fn new(others: &'static OpenFiles<Opened>, place: Place) -> Reopened {
+        Reopened {
+            place,
+            remote: OnceLock::new(),
+            opened: Mutex::default(),
+            others,
+        }
+    }
+
+    fn find(&self) -> Option<Arc<Opened>> {
+        briefly(&self.opened)?.upgrade()
+    }
+
+    fn open(&self, expected: &Stamp) -> io::Result<Arc<Opened>> {
+        if let Some(opened) = self.find() {
+            return Ok(opened);
+        }
+        let (opened, now) = Opened::new(self.place.open()?)?;
+        // The number of the file is compared too: two saves within one tick of the clock have one time.
+        if !expected.is_in_its_place(&now, opened.remote.is_some()) {
+            return Err(replaced());
+        }
+        Ok(self.keep(opened))
+    }
+
+    /// Keep the file open for other reads, and return the descriptor that they use. If two threads opened the file, that is
+    /// the descriptor of the first.
+    fn keep(&self, opened: Opened) -> Arc<Opened> {
+        self.remote.get_or_init(|| opened.remote);
+        let opened = Arc::new(opened);
+        // A fork may have left the lock closed for good: the file is then open for this read only.
+        let Some(mut slot) = briefly(&self.opened) else {
+            return opened;
+        };
+        if let Some(first) = slot.upgrade() {
+            return first;
+        }
+        *slot = Arc::downgrade(&opened);
+        drop(slot);
+        self.others.keep(Arc::clone(&opened));
+        opened
+    }
+
+    /// Return the facts of the file that has the place now; `None` if no file there may be read.
+    fn facts_at_place(&self) -> io::Result<Option<Facts>> {
+        match self.place.facts() {
+            Ok(facts) => Ok(Some(facts)),
+            Err(Refusal::Elsewhere(_)) => Ok(None),
+            Err(Refusal::System(fault)) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Refusal::System(fault)) => Err(fault),
+        }
+    }
+}
+
+impl Drop for Reopened {
+    fn drop(&mut self) {
+        if let Some(opened) = self.find() {
+            self.others.release(&opened);
+        }
+    }
+}
+
+/// Call `open`. If the process has no descriptor left, close the idle files of `kept` and call `open` again.
+fn with_room(kept: &OpenFiles<Opened>, open: impl Fn() -> Result<File, Refusal>) -> Result<File, Refusal> {
+    match open() {
+        Err(Refusal::System(fault)) if is_out_of_descriptors(&fault) => {
+            kept.clear();
+            open()
+        }
+        opened => opened,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,9 +1,9 @@
 //! A file that is mapped into memory.
 //!
-//! One of the files in which `unsafe` is allowed, because mapping a file is: another process may shorten the
-//! file, and touching the pages that are gone then kills the process with SIGBUS. FORMAT.md, "Mapped files", says
-//! what that means for users. No Rust reference into a mapping is ever made: the bytes leave as pointers in an
-//! exported buffer or by copy, so that a process that writes to the file cannot break what the compiler assumes.
+//! One of the files in which `unsafe` is allowed, because mapping a file is unsafe: another process may truncate the file,
+//! and touching the removed pages then kills the process with SIGBUS. FORMAT.md, "Mapped files", describes the consequences
+//! for users. No Rust reference into a mapping is ever made: the bytes leave as pointers in an exported buffer or by copy, so
+//! that a process that writes to the file cannot break the compiler's assumptions.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -30,8 +30,8 @@ use crate::memory::copy_units;
 #[derive(Debug)]
 pub(super) struct Mapping {
     memory: Arc<Memory>,
-    /// The file once more, to copy from: in `memory` are also the bytes that users wrote to their tensors. Made when it
-    /// is first needed; `None` inside where that failed.
+    /// A second mapping to copy from, since `memory` also has the bytes that users wrote to their tensors. It is made when it
+    /// is first needed, and is `None` if that failed.
     #[cfg(target_os = "linux")]
     original: OnceLock<Option<MmapRaw>>,
     /// Bytes of `original` that copies of rows have spanned.
@@ -143,8 +143,8 @@ fn copy_from(pages: &MmapRaw, rows: &[Row], dest: &mut [u8], is_whole: impl FnOn
 /// Remove all pages of `mapping` from this process. Until then they count as its memory, although the page cache holds them.
 #[cfg(target_os = "linux")]
 fn remove_pages(mapping: &MmapRaw) {
-    // SAFETY: `unchecked_advise` asks that what the pages held is not expected to be there afterwards: the mapping is never
-    // written to, no reference into it is ever made, and the next copy from a page brings the page of the file back.
+    // SAFETY: `unchecked_advise` asks that no code expects the pages to keep changes: the mapping is never written to, no
+    // reference into it is ever made, and the next copy from a page brings the page of the file back.
     //
     // Advice: if it is refused, the pages stay until the mapping is dropped.
     let _ = unsafe { mapping.unchecked_advise(UncheckedAdvice::DontNeed) };
@@ -153,7 +153,7 @@ fn remove_pages(mapping: &MmapRaw) {
 #[cfg(test)]
 mod tests {
     use super::super::local::LocalFile;
-    use super::super::read_at::ReadAt as _;
+    use super::super::source::ReadAt as _;
     use super::*;
 
     fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
@@ -168,7 +168,7 @@ mod tests {
     fn reads_are_of_the_file_and_not_of_what_was_written_to_its_tensors_and_end_with_it() {
         let (_file, source) = mapped(b"0123456789");
         let first = source.memory().unwrap().as_ptr();
-        // SAFETY: the mapping is writable for ten bytes, and nobody else uses it.
+        // SAFETY: the mapping is writable for ten bytes, and no other code uses it.
         unsafe { first.write(b'x') };
         let mut dest = [0; 20];
         assert_eq!(source.read_at(0, &mut dest).unwrap(), 10);
@@ -208,7 +208,7 @@ mod tests {
         fn rows_are_copied_from_the_file_and_not_from_what_was_written_to_its_tensors() {
             let (_file, source) = mapped(b"0123456789");
             let first = source.memory().unwrap().as_ptr();
-            // SAFETY: the mapping is writable for ten bytes, and nobody else uses it.
+            // SAFETY: the mapping is writable for ten bytes, and no other code uses it.
             unsafe { first.write(b'x') };
             let mut dest = [0; 9];
             let rows = [row(7, 3, 1, 0), row(0, 1, 4, 2), row(5, 1, 2, 0)];

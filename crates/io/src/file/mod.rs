@@ -4,24 +4,17 @@ mod archive;
 mod backend;
 #[cfg(target_os = "linux")]
 mod direct;
-mod header;
 mod local;
 mod mapping;
-mod objects;
-mod open;
-mod read_at;
+mod pool;
 #[cfg(target_os = "linux")]
 mod residency;
-mod stamp;
+mod source;
 
 pub use archive::{Archive, Tensor, TensorId};
 pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest};
 pub(crate) use backend::threads_of_environment;
-pub(crate) use header::START_NBYTES;
-pub use header::{ShardHeader, ShardHeaders, read_header};
 pub use local::LocalFile;
-pub use objects::{Given, MemorySource, Source};
-pub(crate) use open::{Place, most_open};
-pub use read_at::ReadAt;
-pub(crate) use read_at::{Stream, read_exactly};
-pub(crate) use stamp::Stamp;
+pub(crate) use local::{Place, Stamp, most_open};
+pub use source::{Given, MemorySource, ReadAt, Source, read_header};
+pub(crate) use source::{START_NBYTES, Stream, read_exactly};

@@ -1,6 +1,6 @@
-//! How much of a file the system holds in memory.
+//! The page cache: how much of a file it holds, and advice about it.
 //!
-//! One of the files in which `unsafe` is allowed, because no library has the system calls that say so.
+//! One of the files in which `unsafe` is allowed, because no library has the system calls that report this.
 #![cfg(target_os = "linux")]
 #![allow(unsafe_code)]
 
@@ -12,15 +12,16 @@ use std::os::fd::AsRawFd;
 use ingot_format::{to_u64, to_usize};
 use rustix::fs::{Advice, fadvise};
 
-/// Bytes that are asked about at once. The system looks at each page: 1 µs for these, 7 ms for 2 GiB (2026-11).
+/// Bytes of one query. The system examines each page: 1 µs for these, 7 ms for 2 GiB (2026-11).
 const WINDOW_NBYTES: u64 = 64 << 10;
 
-/// The number of the system call, which libc lacks on many machines. On MIPS it is another, and this one is none.
+/// The number of the system call, which libc lacks on many machines. MIPS has another number, and no call has this one
+/// there.
 const CACHESTAT: libc::c_long = 451;
 
-/// Whether most of these bytes would come from a disk, judging by `windows` places among them. False where the system
-/// does not say, which it does for files that one may write to.
-pub(crate) fn is_cold(file: &File, range: &Range<u64>, windows: u64) -> bool {
+/// Return whether most of these bytes would come from a disk, judging by a sample at `windows` positions. False if the
+/// system does not report it; it does for files that the process may write to.
+pub(super) fn is_cold(file: &File, range: &Range<u64>, windows: u64) -> bool {
     let (mut cached, mut asked) = (0, 0);
     let step = ((range.end.saturating_sub(range.start)) / windows).max(WINDOW_NBYTES);
     let mut at = range.start;
@@ -36,27 +37,34 @@ pub(crate) fn is_cold(file: &File, range: &Range<u64>, windows: u64) -> bool {
     2 * cached < asked
 }
 
-/// Has the system give up the pages that hold these bytes, those at the borders too. It keeps what was not yet written to
-/// the disk, and what somebody has mapped and touched.
-pub(crate) fn forget(file: &File, span: &Range<u64>) {
+/// Double the kernel's read-ahead of sequential reads. Each answer of a remote file system takes as long, regardless of
+/// its size, and the kernel requests at most 128 KiB at once from a FUSE mount. Random reads are not affected.
+pub(super) fn read_far_ahead(file: &File) {
+    // This is advice: reads work without it.
+    let _ = fadvise(file, 0, None, Advice::Sequential);
+}
+
+/// Free the pages of the cache that hold these bytes, including the pages at both ends. The system keeps pages that were not
+/// yet written to the disk, and pages that a process has mapped and touched.
+pub(super) fn forget(file: &File, span: &Range<u64>) {
     let page = to_u64(rustix::param::page_size());
     let begin = span.start - span.start % page;
     let nbytes = span.end.next_multiple_of(page).saturating_sub(begin);
-    // A length of 0 would mean all that follows. Advice: where it is refused, all goes on as before.
+    // A length of 0 would mean the rest of the file. This is advice: nothing depends on it.
     if let Some(nbytes) = NonZeroU64::new(nbytes).filter(|_| !span.is_empty()) {
         let _ = fadvise(file, begin, Some(nbytes), Advice::DontNeed);
     }
 }
 
-/// Bytes of the pages in the cache, which Linux 6.5 and later count.
+/// Count the bytes of the cached pages, on Linux 6.5 and later.
 fn by_cachestat(file: &File, window: &Range<u64>) -> Option<u64> {
     let range = [window.start, window.end - window.start];
     // Pages in the cache, and four other counts.
     let mut counts = [0_u64; 5];
     // SAFETY: `cachestat` asks for
     // - a `struct cachestat_range`, two u64: `range` is that, and lives until it returns;
-    // - a `struct cachestat`, five u64, that may be written: `counts` is that, and nobody else has it.
-    // A kernel that does not know the number does nothing and says so.
+    // - a `struct cachestat`, five u64, that may be written: `counts` is that, and is borrowed by this call only.
+    // A kernel that does not know the number returns an error and does nothing.
     let code = unsafe {
         libc::syscall(
             CACHESTAT,
@@ -69,7 +77,7 @@ fn by_cachestat(file: &File, window: &Range<u64>) -> Option<u64> {
     (code == 0).then(|| counts[0].saturating_mul(to_u64(rustix::param::page_size())))
 }
 
-/// The same by way of a mapping, for older kernels.
+/// As [`by_cachestat`], through a mapping, for older kernels.
 fn by_mincore(file: &File, window: &Range<u64>) -> Option<u64> {
     let page = rustix::param::page_size();
     let begin = window.start - window.start % to_u64(page);
@@ -83,7 +91,7 @@ fn by_mincore(file: &File, window: &Range<u64>) -> Option<u64> {
     // SAFETY: `mincore` asks for
     // - an address on the border of a page, of `len` bytes that are mapped: a mapping begins at one, as `begin` does in
     //   the file, and is `len` bytes long. None of them is touched;
-    // - a byte for each page from `flags` on, that may be written: there are as many, and nobody else has them.
+    // - a writable byte for each page, from `flags` on: there are as many, and they are borrowed by this call only.
     let code = unsafe { libc::mincore(pages.as_mut_ptr().cast(), len, flags.as_mut_ptr().cast()) };
     let cached = flags.iter().filter(|&&flag| flag & 1 == 1).count();
     (code == 0).then(|| to_u64(cached * page))
@@ -107,7 +115,7 @@ mod tests {
         file.sync_all().unwrap();
         fadvise(&file, 0, None, Advice::DontNeed).unwrap();
         let asked = [by_cachestat(&file, &window), by_mincore(&file, &window)];
-        // A file system in memory has nowhere else to keep them.
+        // A file system in memory keeps its pages.
         if asked.iter().flatten().all(|&cached| cached == 0) && asked.iter().any(Option::is_some) {
             assert!(is_cold(&file, &(0..nbytes), 4));
         }
@@ -124,7 +132,7 @@ mod tests {
         let before = cached(0..4 << 20);
         // Not on the border of a page, either of them.
         forget(&file, &((1 << 20) + 5..(3 << 20) - 5));
-        // A file system in memory has nowhere else to keep them.
+        // A file system in memory keeps its pages.
         if before.is_some() && cached((1 << 20)..(3 << 20)) == Some(0) {
             assert!(before >= Some(4 << 20));
             // Less than all of it, where pages come in groups.

@@ -10,11 +10,11 @@ use ingot_remote::{
 };
 
 use super::source;
-use crate::checkpoint::folder::index_of;
-use crate::checkpoint::{Backing, Checkpoint, Shards, Store, read_index};
+use crate::checkpoint::folder::{index_of, read_index};
+use crate::checkpoint::{Backing, Checkpoint, Shards, Store};
 use crate::error::{CheckpointFault, Error, Failure};
-use crate::file::{Archive, LocalFile, ShardHeader, ShardHeaders};
-use crate::options::{Backend, CheckpointOptions, OpenOptions, Reach};
+use crate::file::{Archive, LocalFile};
+use crate::options::{CheckpointOptions, OpenOptions, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
 
@@ -377,11 +377,7 @@ pub(super) fn begin_index(resource: Resource, stop: StopFlag<'_>) -> Result<Remo
 
 /// Return the options of files on this machine.
 fn local(limits: &Limits) -> CheckpointOptions {
-    let (backend, limits) = (Backend::Auto, *limits);
-    CheckpointOptions {
-        open: OpenOptions { backend, limits },
-        reach: Reach::FollowLinks,
-    }
+    CheckpointOptions::new().open(OpenOptions::new().limits(*limits))
 }
 
 /// Shards behind URLs: beside their index, and on the Hub of its commit.
