@@ -1,7 +1,7 @@
-//! DLPack: the structures by which frameworks give and take tensors, capsules of them, and tables of C functions.
+//! DLPack: the structures that frameworks exchange tensors by, capsules of them, and tables of C functions.
 //!
-//! The structures are those of dlpack.h 1.3. The unversioned capsule is what every framework takes. One that has a table of
-//! C functions is asked by that, which spares a capsule and a call of Python for each tensor.
+//! The structures are defined by dlpack.h 1.3. Every framework takes the unversioned capsule. A framework's table of C functions
+//! is used if it has one, which saves a capsule and a call of Python for each tensor.
 //! One of the files in which `unsafe` is allowed.
 #![allow(unsafe_code)]
 
@@ -62,7 +62,7 @@ pub(crate) struct DlDataType {
 }
 
 impl DlDataType {
-    /// The dtype that this is; `None` for one that no file has.
+    /// Return the dtype; `None` for a type that files do not have.
     pub(crate) fn known(self) -> Option<Dtype> {
         Dtype::ALL.iter().copied().find(|&dtype| dl_dtype(dtype) == self)
     }
@@ -125,7 +125,7 @@ struct DlExchangeApi {
     dltensor_from_py_object_no_sync: Option<FromPyObject>,
 }
 
-/// How DLPack names a dtype: code, bits, and how many elements make one of its units.
+/// Return DLPack's form of a dtype: code, bits, and the number of elements in a unit.
 pub(crate) const fn dl_dtype(dtype: Dtype) -> DlDataType {
     let (code, bits, lanes) = match dtype {
         Dtype::I8 => (0, 8, 1),
@@ -151,20 +151,20 @@ pub(crate) const fn dl_dtype(dtype: Dtype) -> DlDataType {
         Dtype::F6_E3M2 => (16, 6, 1),
         // Packed: a unit is a byte with two of them.
         Dtype::F4 => (17, 4, 2),
-        // A dtype that ingot-format gains is raw bytes until it has a line here.
+        // A new dtype of ingot-format is exported as raw bytes until it has a line here.
         _ => (1, 8, 1),
     };
     DlDataType { code, bits, lanes }
 }
 
-/// Whether [`Dims::of`] gives something: without making it, since every tensor is asked.
+/// Return whether [`Dims::of`] returns a shape, without making it: this runs for every tensor.
 pub(crate) fn has_storage_shape(dtype: Dtype, shape: &[u64]) -> bool {
     let lanes = u64::from(dl_dtype(dtype).lanes);
     let fills_bytes = lanes == 1 || shape.last().is_some_and(|last| last % lanes == 0);
     fills_bytes && shape.iter().all(|&dim| i64::try_from(dim).is_ok())
 }
 
-/// A tensor on its way to a framework: what it is given a pointer to, and what keeps that alive.
+/// A tensor that is exported to a framework: the structure that the framework points to, and the owner of the memory.
 #[repr(C)]
 struct Exported<M> {
     /// First, so that a pointer to it is a pointer to the whole.
@@ -176,24 +176,24 @@ struct Exported<M> {
     is_freed: AtomicBool,
 }
 
-/// Tensors over one memory, which goes with the last of them. That way many small ones are not each an allocation of their
-/// own: 20,000 are made in 11.8 ms instead of 12.2, and freed in 3.3 instead of 4.3 (2026-11, torch).
+/// Tensors over one memory, which is freed with the last of them. So small tensors need no allocation of their own: 20,000
+/// are made in 11.8 ms instead of 12.2, and freed in 3.3 instead of 4.3 (2026-11, torch).
 struct Group<M> {
     /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
     left: AtomicUsize,
     /// Keeps the memory.
     buffer: Buffer,
-    /// Filled from the front. Whoever has a pointer to one is the only one who looks at it.
+    /// Filled from the front. Only the holder of a pointer to an element uses the element.
     places: Box<[UnsafeCell<MaybeUninit<Exported<M>>>]>,
 }
 
-/// Where tensors over one memory are exported from, one after the other.
+/// Exports tensors over one memory, one after the other.
 pub(crate) struct Exports<M> {
     group: NonNull<Group<M>>,
     used: usize,
 }
 
-/// One of the structures that frameworks take a tensor by.
+/// A structure of DLPack that a tensor is exported by.
 pub(crate) trait Managed {
     fn new(tensor: DlTensor) -> Self;
     fn tensor(&mut self) -> &mut DlTensor;
@@ -229,7 +229,7 @@ impl Managed for DlManagedTensorVersioned {
     }
 }
 
-/// Shape and strides, in place for the ranks that nearly all tensors have.
+/// Shape and strides, stored inline for the usual ranks.
 #[derive(Clone)]
 pub(crate) struct Dims {
     rank: usize,
@@ -248,7 +248,7 @@ impl Dims {
 
     /// The shape in units that a framework stores: packed dtypes count bytes along the last dimension.
     ///
-    /// `None` where the last dimension does not fill bytes, or a dimension passes what DLPack can count.
+    /// `None` if the last dimension does not fill bytes, or if a dimension is too large for DLPack.
     pub(crate) fn of(dtype: Dtype, shape: &[u64]) -> Option<Dims> {
         let rank = shape.len();
         let numbers = if rank <= Dims::INLINE_RANK {
@@ -332,7 +332,7 @@ impl Dims {
 }
 
 impl<M: Managed> Exports<M> {
-    /// As many tensors as one group has at most: more would spare nothing, and keep more until the last of them is gone.
+    /// The most tensors of a group. Larger groups would save nothing, and would keep more memory until their last tensor is freed.
     const MOST: usize = 512;
 
     fn new(buffer: &Buffer, most: usize) -> Exports<M> {
@@ -370,14 +370,14 @@ impl<M: Managed> Exports<M> {
         unsafe { self.group.as_ref() }
     }
 
-    /// A tensor over `buffer`, to be read as `dtype` with the shape in `dims`. Writing to it writes to that memory, which
-    /// for a mapped file never reaches the file. Its deleter frees it.
+    /// Return a tensor over `buffer`, with elements of `dtype` and the shape in `dims`. Writing to it writes to the memory; a
+    /// mapped file is not changed by that. The tensor's deleter frees it.
     fn export(&mut self, buffer: &Buffer, dtype: Dtype, dims: &Dims) -> PyResult<*mut M> {
         let (data, device) = place(buffer);
         let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
         let place = self.group().places[self.used].get();
-        // SAFETY: dereferencing `place` asks for a place that is there, which `group` keeps, and that nobody else looks at:
-        // `used` is counted up right below, so each comes once. Tried: where it is not,
+        // SAFETY: dereferencing `place` asks for an element that exists, which `group` keeps, and that no other code uses: `used`
+        // is incremented right below, so each element is used once. Without the increment,
         // `test_lending_survives_threads_that_free_in_any_order` crashes.
         let exported = unsafe {
             (*place).write(Exported {
@@ -414,16 +414,16 @@ impl<M> Drop for Exports<M> {
     }
 }
 
-/// Counts one off, and drops the group after the last.
+/// Decrement the count, and drop the group after the last.
 ///
 /// # Safety
-/// `group` is from [`Exports::new`]. Its `left` counts whoever calls this, once, and that does not look at it afterwards.
+/// `group` is from [`Exports::new`]. Its `left` counts the caller once, and the caller does not use the group afterwards.
 unsafe fn leave<M>(group: NonNull<Group<M>>) {
     // SAFETY: `as_ref` asks for a group that is there: `left` counts the caller.
     if unsafe { group.as_ref() }.left.fetch_sub(1, Ordering::Release) > 1 {
         return;
     }
-    // What the others did to their tensors comes before the memory goes.
+    // Accesses of other threads to their tensors happen before the memory is freed.
     fence(Ordering::Acquire);
     // SAFETY: `from_raw` asks for a pointer from a box, once: `new` leaked it, and the count reaches nothing once.
     drop(unsafe { Box::from_raw(group.as_ptr()) });
@@ -440,16 +440,16 @@ pub(crate) fn capsule<'py>(
     // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
     // pointer comes from a box, the name is static. The destructor takes just such capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
-    // SAFETY: `PyCapsule_New` gives a new reference, or null with an exception set; both are what is asked for.
+    // SAFETY: asks for a new reference, or null with an exception set: `PyCapsule_New` returns one of the two.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees: no capsule took it.
+        // SAFETY: `delete` asks for a pointer from `Exports::export` that no other code frees: no capsule took it.
         unsafe { delete(managed) };
     }
     capsule
 }
 
-/// The C functions of a framework, by which it takes and shows tensors without capsules and calls.
+/// The C functions of a framework that import and export tensors without capsules and calls of Python.
 #[derive(Clone, Copy)]
 pub(crate) struct Exchange {
     to_py_object: ToPyObject,
@@ -457,8 +457,8 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// Those of `__dlpack_c_exchange_api__` of a framework's class; `None` for what is something else, or of another
-    /// version than is known here.
+    /// Return the functions of `__dlpack_c_exchange_api__` of a framework's class; `None` for other objects, and for other
+    /// versions.
     pub(crate) fn of(capsule: &Bound<'_, PyAny>) -> Option<Exchange> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) } == 0 {
@@ -480,9 +480,8 @@ impl Exchange {
         })
     }
 
-    /// What `T` is of `tensor`, an object of the framework whose functions these are, which lies in `storage` after `first`
-    /// elements of others; `storage` has `nbytes` bytes. `None` where it cannot be had that way, for reasons that the
-    /// framework says better when it is asked for a capsule.
+    /// Return the `T` of `tensor`, an object of the framework of these functions. It begins after the first `first` elements of
+    /// `storage`, which has `nbytes` bytes. `None` if the functions fail; the framework then reports a better error for a capsule.
     pub(crate) fn take<T: Take>(
         self,
         tensor: &Bound<'_, PyAny>,
@@ -500,20 +499,20 @@ impl Exchange {
         }
         // SAFETY: asks for a tensor that was written, which 0 says.
         let shown = unsafe { shown.assume_init_ref() };
-        // SAFETY: asks for a tensor as DLPack describes: what it points to belongs to the object, which is held here, as is
-        // the interpreter (DLPack's contract).
+        // SAFETY: asks for a tensor as DLPack describes: its pointers belong to the object, which is held here, as is the
+        // interpreter (DLPack's contract).
         let shown = unsafe { Shown::of(shown) };
         if !shown.lies_within(first, nbytes) {
             return None;
         }
         // SAFETY: `take` asks for an owner of the elements, which the storage is; the tensor would not do, nor would a capsule of
-        // it: `tensor.data = other` leaves nothing else that holds them. That no other thread does that, or resizes the
-        // storage, between the look at one and at the other nobody can prove; frameworks ask the same of their callers.
+        // it: after `tensor.data = other` nothing else holds them. Not provable: that no other thread does that, or resizes the
+        // storage, between the two reads; frameworks ask the same of their callers.
         unsafe { T::take(&shown, storage) }
     }
 
-    /// What the framework makes of [`Exports::export`]; `None` where it fails, for reasons that it says better by way of a
-    /// [`capsule`]. `exports` is what the tensor before this one left.
+    /// Return the framework's tensor of [`Exports::export`]; `None` if the function fails; the framework then reports a better
+    /// error for a [`capsule`]. Pass `exports` on to the next tensor over the same memory.
     pub(crate) fn import<'py>(
         self,
         py: Python<'py>,
@@ -529,7 +528,7 @@ impl Exchange {
         // for an object, and the interpreter, which `py` says is held.
         let code = unsafe { (self.to_py_object)(managed, &raw mut made) };
         if code == 0 {
-            // SAFETY: asks for a new reference, or null: it is what a framework that answers 0 has put there.
+            // SAFETY: asks for a new reference, or null: a framework that returns 0 has stored one.
             return unsafe { Bound::from_owned_ptr_or_opt(py, made.cast()) };
         }
         // DLPack does not say whether a framework that fails to take a tensor has freed it.
@@ -538,7 +537,7 @@ impl Exchange {
         // after `delete`, and that drops nothing of a flag.
         let is_freed = unsafe { &(*managed.cast::<Exported<DlManagedTensorVersioned>>()).is_freed };
         if !is_freed.load(Ordering::Acquire) {
-            // SAFETY: `delete` asks for a pointer from `Exports::export` that nobody else frees. The framework has failed, so it
+            // SAFETY: `delete` asks for a pointer from `Exports::export` that no other code frees. The framework has failed, so it
             // holds nothing; and it has not freed this.
             unsafe { delete(managed) };
         }
@@ -547,8 +546,8 @@ impl Exchange {
     }
 }
 
-/// Frees what [`Exports::export`] made. Frameworks call it from any thread, with or without the interpreter, when the
-/// last tensor over the memory is gone; nothing here needs Python.
+/// Free a tensor of [`Exports::export`]. Frameworks call this from any thread, with or without the interpreter, when their last
+/// tensor over it is freed; nothing here needs Python.
 ///
 /// # Safety
 /// `managed` comes from [`Exports::export`] and is not used afterwards.
@@ -559,16 +558,16 @@ unsafe extern "C" fn delete<M>(managed: *mut M) {
     let group = unsafe { (*exported).group };
     // SAFETY: as above.
     unsafe { &(*exported).is_freed }.store(true, Ordering::Release);
-    // SAFETY: `drop_in_place` asks for the same, that nobody else has it, and that it is not used again: the contract.
+    // SAFETY: `drop_in_place` asks for the same, that no other code has it, and that it is not used again: the contract.
     unsafe { ptr::drop_in_place(exported) };
     // SAFETY: `leave` asks for one that `left` counts, once: `export` did for this tensor, and it is dropped.
     unsafe { leave(group) };
 }
 
-/// Frees the tensor of a capsule that no framework took. One that did has renamed the capsule.
+/// Free the tensor of a capsule that no framework took. A framework that takes it renames the capsule.
 ///
 /// # Safety
-/// Python calls it with a capsule from [`capsule`] that is going away.
+/// Python calls this with a capsule from [`capsule`] that is being freed.
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     // SAFETY: asks for an object, which Python gave.
     if unsafe { ffi::PyCapsule_IsValid(capsule, CAPSULE_NAME.as_ptr()) } == 0 {
@@ -580,7 +579,7 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
     unsafe { delete(managed.cast::<DlManagedTensor>()) };
 }
 
-/// What DLPack shows of a tensor.
+/// A tensor as DLPack describes it.
 pub(crate) struct Shown<'a> {
     /// The first element; null where there is no memory, also when the first element is not the first of that.
     pub(crate) start: *mut u8,
@@ -594,24 +593,24 @@ pub(crate) struct Shown<'a> {
     pub(crate) gpu: Option<i32>,
 }
 
-/// What takes over a tensor where it lies.
+/// Memory or a destination that is made of a tensor in place.
 pub(crate) trait Take: Sized {
-    /// `None` for one that is of no use as it is.
+    /// Return `None` for a tensor that cannot be used in place.
     ///
     /// # Safety
     /// The elements of `shown` are mapped for reading, and for writing where they are written to, for as long as there is
     /// `owner`.
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
 
-    /// The same of the elements of a buffer, which are `dtype` whatever that says they are. Fails for one that is of no use
-    /// as it is.
+    /// As `take`, for the elements of a buffer, which are `dtype` regardless of the buffer's own format. Fail if the buffer cannot
+    /// be used in place.
     fn lend(dtype: Dtype, buffer: &Bound<'_, PyAny>) -> PyResult<Self>;
 
     fn dtype(&self) -> Dtype;
 }
 
-/// What `T` is of the tensor in `capsule`, which lies after `first` elements of others in a storage of `nbytes`; `None` for
-/// one that is of no use as it is.
+/// Return the `T` of the tensor in `capsule`, which begins after the first `first` elements of a storage of `nbytes`; `None` for
+/// a tensor that cannot be used in place.
 pub(crate) fn taken<T: Take>(capsule: &Bound<'_, PyAny>, first: u64, nbytes: u64) -> PyResult<Option<T>> {
     let take = |shown: &Shown<'_>| {
         if !shown.lies_within(first, nbytes) {
@@ -648,7 +647,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// Gives `look` the tensor in a capsule; `None` for what is no such capsule, or was used before.
+    /// Call `look` with the tensor in a capsule; `None` for other objects, and for a capsule that was used before.
     pub(crate) fn by<T>(capsule: &Bound<'_, PyAny>, look: impl FnOnce(&Shown<'_>) -> T) -> Option<T> {
         // SAFETY: asks for an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
@@ -663,13 +662,13 @@ impl<'a> Shown<'a> {
         Some(look(&unsafe { Shown::of(tensor) }))
     }
 
-    /// Bytes of an element; `None` for elements that do not fill any.
+    /// Return the bytes of an element; `None` for elements that do not fill bytes.
     pub(crate) fn itemsize(&self) -> Option<usize> {
         let nbits = usize::from(self.dtype.bits) * usize::from(self.dtype.lanes);
         nbits.is_multiple_of(8).then_some(nbits / 8)
     }
 
-    /// Whether the elements lie one after another.
+    /// Return whether the elements are contiguous.
     pub(crate) fn is_c_order(&self) -> bool {
         if self.strides.is_empty() || self.sizes.contains(&0) {
             return true;
@@ -683,8 +682,8 @@ impl<'a> Shown<'a> {
         })
     }
 
-    /// Whether all elements are among `nbytes` bytes of memory, where `first` elements come before the first of them. Not
-    /// asked of negative strides, which DLPack gives and no framework with such memory has.
+    /// Return whether all elements are within `nbytes` bytes of memory, if `first` elements precede the first of them. Negative
+    /// strides are not supported: DLPack allows them, but no framework with such memory has them.
     pub(crate) fn lies_within(&self, first: u64, nbytes: u64) -> bool {
         if self.sizes.contains(&0) {
             return true;
