@@ -26,21 +26,27 @@ class TreeWriter(Protocol):
 
     def node(self, value: Any, path: TreePath) -> Any:
         """Return the node of a value."""
+        ...
 
     def items(self, values: Iterable[Any], path: TreePath) -> Any:
         """Return the node of a list."""
+        ...
 
     def members(self, values: Iterable[Any], path: TreePath) -> Any:
         """Return the node of the members of a set."""
+        ...
 
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
         """Return the node of a dict."""
+        ...
 
     def long_bytes(self, value: bytes | bytearray, path: TreePath) -> Any:
         """Return the node of bytes that are a tensor, or None for few bytes."""
+        ...
 
     def refused(self, value: Any, path: TreePath) -> SaveError:
         """Return the error for a value that cannot be stored."""
+        ...
 
 
 class TreeReader(Protocol):
@@ -48,21 +54,27 @@ class TreeReader(Protocol):
 
     def value(self, node: Any, path: TreePath) -> Any:
         """Return the value of a node."""
+        ...
 
     def items(self, node: Any, path: TreePath) -> list[Any]:
         """Return a list."""
+        ...
 
     def members(self, node: Any, path: TreePath) -> list[Any]:
         """Return the members of a set."""
+        ...
 
     def mapping(self, node: Any, path: TreePath) -> dict[Any, Any]:
         """Return a dict."""
+        ...
 
     def long_bytes(self, node: Any, path: TreePath) -> bytes:
         """Return bytes that are stored as a tensor."""
+        ...
 
     def noted(self, value: Any, path: TreePath, kind: str) -> Any:
         """Return a value, and note that the file has a value of type `kind` there."""
+        ...
 
 
 class Kind(NamedTuple):

@@ -41,8 +41,9 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     """Return the fields of a dataclass or a named tuple, and None for other values."""
     if isinstance(value, type):
         return None
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
+    if isinstance(value, tuple):
+        names = getattr(value, "_fields", None)
+        return None if names is None else dict(zip(names, value, strict=True))
     if not is_dataclass(value):
         return None
     return {one.name: getattr(value, one.name) for one in fields(value) if not is_static(one)}

@@ -32,13 +32,13 @@ class Contents(NamedTuple):
         """What messages call the file."""
         return "the file" if self.checkpoint.path is None else _escaped(self.checkpoint.path)
 
-    def info(self, name: str, path: TreePath) -> TensorInfo:
+    def info(self, name: Any, path: TreePath) -> TensorInfo:
         """Return the dtype and the shape of a tensor that the tree names at `path`."""
         if not isinstance(name, str) or name not in self.checkpoint:
             raise fault(self.shown, path, f"the file has no tensor {name!r}")
         return self.checkpoint.info(name)
 
-    def raw(self, name: str, path: TreePath) -> tuple[str, memoryview]:
+    def raw(self, name: Any, path: TreePath) -> tuple[str, memoryview]:
         """Return the dtype and the bytes of a tensor."""
         info = self.info(name, path)
         return info.dtype, self.source.tensor_bytes(name, 0, info.nbytes)

@@ -76,6 +76,8 @@ def _set(name: str, module: Any, states: list[torch.Tensor]) -> None:
     if count < len(states):
         reason = f"the state has generators of {len(states)} devices, and this process has {count}"
         warnings.warn(f"{name}: {reason}: the others are left out", stacklevel=4)
+    if module is None:
+        return
     for place, state in enumerate(states[:count]):
         which = (place,) if hasattr(module, "get_rng_state_all") else ()
         module.set_rng_state(state.cpu(), *which)
