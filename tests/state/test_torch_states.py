@@ -9,6 +9,7 @@ import random
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -476,6 +477,12 @@ def test_rng_is_restored_last(path: Path) -> None:
     expected = torch.rand(3)
     load_state(path, into={"rng": RNG(), "loader": Drawing()})
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_rng_leaves_out_devices_without_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(is_initialized=lambda: True, device_count=lambda: 1)
+    monkeypatch.setattr(torch, torch._C._get_privateuse1_backend_name(), module, raising=False)
+    assert set(RNG().state_dict()) == {"python", "torch", "numpy"}
 
 
 def test_rng_warns_of_devices_that_are_not_here() -> None:

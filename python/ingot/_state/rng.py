@@ -90,6 +90,9 @@ def _devices() -> dict[str, Any]:
 
 
 def _is_used(module: Any) -> bool:
+    # Modules of other makers may have no generators.
+    if not hasattr(module, "get_rng_state"):
+        return False
     # Generators of CUDA do not exist before.
     is_initialized = getattr(module, "is_initialized", lambda: True)
-    return module is not None and bool(is_initialized()) and module.device_count() > 0
+    return bool(is_initialized()) and module.device_count() > 0
