@@ -296,7 +296,8 @@ def _dtype(decoder: TreeReader, node: Any, path: TreePath) -> Any:
     torch = modules.get("torch")
     if torch is None:
         return decoder.noted(node, path, "torch.dtype")
-    found = getattr(torch, name)
+    # `getattr` would import modules of torch that have such a name.
+    found = vars(torch).get(name)
     if type(found) is not torch.dtype:
         raise ValueError(f"torch has no dtype {name!r}")
     return found
