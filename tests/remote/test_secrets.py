@@ -317,6 +317,7 @@ GIVEN: dict[str, Callable[[], object]] = {
     "tensors": lambda: _tensors(),
     "tensor_dict": lambda: {"a": {"dtype": "F32", "shape": [1], "data": b"1234"}},
     "state_dict": lambda: _tensors(),
+    "state": lambda: {"tensors": _tensors(), "step": 1},
     "model": lambda: _model(),
     "target": lambda: _model(),
     "module_or_dict": lambda: _model(),
@@ -611,7 +612,7 @@ def test_commands_print_no_secret_of_an_option(words: str, server: Server, tmp_p
 
 def test_commands_print_no_secret_of_a_system_error(server: Server) -> None:
     url = str(urls(server)["http"])
-    message = screen.told(PermissionError(errno.EACCES, f"refused:\n{url}", url), [url])
+    message = screen.message_of(PermissionError(errno.EACCES, f"refused:\n{url}", url), [url])
     assert message.count("refused: ") == 1
     assert_no_secret([message])
 
