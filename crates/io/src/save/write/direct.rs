@@ -70,12 +70,11 @@ impl DirectWriter {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
     use crate::memory::Pages;
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn whole_blocks_are_written_and_the_rest_is_left() {
         let folder = tempfile::tempdir().unwrap();
