@@ -35,7 +35,7 @@ CASES: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "load_into a str": (
         lambda path: load_into("abc", path),
-        r"load_into\(\): target must be a torch\.nn\.Module or a dict .*, found str",
+        r"load_into\(\): into must be a torch\.nn\.Module or a dict .*, found str",
     ),
     "merge of one path": (
         lambda path: ingot.merge(path, path + ".out"),
@@ -184,7 +184,7 @@ def right(name: str, argument: str, path: Path) -> Any:
         "specs": {"b": ("F32", [2])},
         "state": {"a": torch.zeros(2), "step": 3},
         "store": Store(),
-        "target": {"a": torch.zeros(2)},
+        "into": {"a": torch.zeros(2)},
         "tensor": ARRAY,
         "tensor_dict": tensors_for(name),
         "tensors": tensors_for(name),

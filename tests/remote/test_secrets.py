@@ -319,7 +319,7 @@ GIVEN: dict[str, Callable[[], object]] = {
     "state_dict": lambda: _tensors(),
     "state": lambda: {"tensors": _tensors(), "step": 1},
     "model": lambda: _model(),
-    "target": lambda: _model(),
+    "into": lambda: _model(),
     "module_or_dict": lambda: _model(),
 }
 

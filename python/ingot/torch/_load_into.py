@@ -26,7 +26,7 @@ Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
 
 @takes(FillOptions)
 def load_into(
-    target: torch.nn.Module | Mapping[str, torch.Tensor],
+    into: torch.nn.Module | Mapping[str, torch.Tensor],
     source: Source,
     *,
     strict: bool = True,
@@ -38,15 +38,15 @@ def load_into(
 
     Parameters
     ----------
-    target : torch.nn.Module or dict of str to torch.Tensor
+    into : torch.nn.Module or dict of str to torch.Tensor
         What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
         the objects that they are, on the device where they are, laid out in memory as they are; no gradient
         is recorded. Of a DTensor (FSDP2, tensor, expert parallel) each rank fills and reads its part only.
     source : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
-        Refuse a file that lacks a tensor of `target`, or has one that `target` lacks. Tensors of the file
-        that `keys` and `drop` leave out are neither, and `target` keeps its values of them.
+        Refuse a file that lacks a tensor of `into`, or has one that `into` lacks. Tensors of the file
+        that `keys` and `drop` leave out are neither, and `into` keeps its values of them.
     read_once : {"auto", "job", "node", False}
         How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
         sends it to the others; in ``"node"`` by one on each node; with False each rank reads its own parts,
@@ -64,8 +64,8 @@ def load_into(
     Returns
     -------
     IncompatibleKeys
-        ``missing_keys``, tensors of `target` that the file lacks, and ``unexpected_keys``, tensors of the
-        file that `target` lacks, like the result of `torch.nn.Module.load_state_dict`. A name that shares its
+        ``missing_keys``, tensors of `into` that the file lacks, and ``unexpected_keys``, tensors of the
+        file that `into` lacks, like the result of `torch.nn.Module.load_state_dict`. A name that shares its
         tensor with one that the file has is not missing.
 
     Raises
@@ -114,15 +114,15 @@ def load_into(
     given = {**locals()}
 
     def asked() -> Loading:
-        return Loading.among(checked(load_into, given, target=_known_target, **FOR_RANKS))
+        return Loading.among(checked(load_into, given, into=_known_target, **FOR_RANKS))
 
     # Listed once, since it takes time for many tensors.
-    own = tensors_of(target) if isinstance(target, torch.nn.Module) and has_ranks() else None
-    if _is_shared(target if own is None else own, read_once):
-        return _together(target, own, source, strict, read_once, process_group, asked)
+    own = tensors_of(into) if isinstance(into, torch.nn.Module) and has_ranks() else None
+    if _is_shared(into if own is None else own, read_once):
+        return _together(into, own, source, strict, read_once, process_group, asked)
 
     def work(checkpoint: Checkpoint, reads: Reads) -> IncompatibleKeys:
-        found, keys = fitting(target, checkpoint, strict, how, own)
+        found, keys = fitting(into, checkpoint, strict, how, own)
         load_fitting(checkpoint, found, reads, how.dtype)
         return keys
 
@@ -130,23 +130,22 @@ def load_into(
     return door.loaded(source, how, work)
 
 
-def _is_shared(target: Target, read_once: object) -> bool:
+def _is_shared(into: Target, read_once: object) -> bool:
     """Return whether ranks load together. Raises nothing that one rank alone would raise."""
     if read_once in ("job", "node"):
         return has_group()
     if read_once is False or not has_ranks():
         return False
-    return isinstance(target, Mapping) and any(map(is_distributed, target.values()))
+    return isinstance(into, Mapping) and any(map(is_distributed, into.values()))
 
 
-def _known_target(target: Target) -> Target:
-    """Return `target`, which must be a module or a dict."""
-    if not isinstance(target, (torch.nn.Module, Mapping)):
+def _known_target(into: Target) -> Target:
+    """Return `into`, which must be a module or a dict."""
+    if not isinstance(into, (torch.nn.Module, Mapping)):
         raise TypeError(
-            "target must be a torch.nn.Module or a dict of str to torch.Tensor, "
-            f"found {type(target).__name__}"
+            f"into must be a torch.nn.Module or a dict of str to torch.Tensor, found {type(into).__name__}"
         )
-    return target
+    return into
 
 
 def _known_read_once(read_once: ReadOnce) -> ReadOnce:
@@ -179,7 +178,7 @@ def has_ranks() -> bool:
 
 
 def _together(
-    target: Target,
+    into: Target,
     own: dict[str, torch.Tensor] | None,
     source: Source,
     strict: bool,
@@ -202,7 +201,7 @@ def _together(
     def look() -> Iterator[_load_by_ranks.Looked]:
         checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
         with reading(checkpoint, how) as reads:
-            tensors, keys = fitting(target, checkpoint, strict, how, own)
+            tensors, keys = fitting(into, checkpoint, strict, how, own)
             found.append(keys)
             yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)
 
