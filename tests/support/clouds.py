@@ -1,7 +1,8 @@
 """A server on loopback that issues credentials as the clouds do, and serves a file to valid ones.
 
 Other implementations than ours verify the requests: signatures of Amazon by botocore, tokens that
-are signed by google-auth. Keys and tokens are named after their source, so that tests see who has read.
+are signed by google-auth. Keys and tokens are named after their source, so that tests see
+which of them was read.
 """
 
 from __future__ import annotations

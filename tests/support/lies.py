@@ -1,7 +1,7 @@
 """A server that draws every answer from a seed: correct, or wrong in a detectable way.
 
-It has two versions of each file, of one size. It tells no undetectable lie: it sends no other bytes
-with all the headers of the right ones, and names no two versions as one. With any other lie a
+It has two versions of each file, of one size. It sends no undetectable lie: no other bytes
+with all the headers of the right ones, and no two versions under one name. With any other lie a
 client has the bytes of one version in the end, or an error.
 """
 

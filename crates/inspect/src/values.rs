@@ -35,7 +35,7 @@ pub fn has_values(dtype: Dtype) -> bool {
     !matches!(dtype, Dtype::F6_E2M3 | Dtype::F6_E3M2)
 }
 
-/// Return whether the values are integers, including those of `BOOL`.
+/// Return whether the values are integers, as are the values of `BOOL`.
 pub(crate) fn is_integer(dtype: Dtype) -> bool {
     matches!(
         dtype,

@@ -129,7 +129,7 @@ fn refused(py: Python<'_>, fault: DeviceFault) -> PyErr {
 pub(crate) struct Homes {
     gpus: Vec<Py<Gpu>>,
     devices: Vec<Arc<Onto>>,
-    /// The device of each tensor; empty if all have the first device, or the host if there is none.
+    /// The device of each tensor; empty if all have the first device, or the host if no device is used.
     each: Vec<Option<usize>>,
 }
 

@@ -33,7 +33,7 @@ from ingot.typing import Buffer, NoOptions
 if TYPE_CHECKING:
 
     class Closes(Protocol):
-        """What may have a thread of its own that reads."""
+        """An object that may read in a thread of its own."""
 
         def close(self) -> None: ...
 
@@ -151,7 +151,7 @@ def shown(found: Reader | Buffer) -> str:
 
 
 class Reader:
-    """What the extension module asks for bytes."""
+    """The source from which the extension module reads bytes."""
 
     name: str
     """For errors. Without secrets."""

@@ -22,7 +22,7 @@ from .objects import TreePath
 
 
 class TreeWriter(Protocol):
-    """What takes values apart. `Encoder` implements it."""
+    """The methods of `Encoder` that take values apart."""
 
     def node(self, value: Any, path: TreePath) -> Any:
         """Return the node of a value."""
@@ -50,7 +50,7 @@ class TreeWriter(Protocol):
 
 
 class TreeReader(Protocol):
-    """What puts values together. `Decoder` implements it."""
+    """The methods of `Decoder` that put values together."""
 
     def value(self, node: Any, path: TreePath) -> Any:
         """Return the value of a node."""

@@ -26,7 +26,7 @@ ITERATORS = ("safetensors_weights_iterator", "buffered_multi_thread_safetensors_
 
 
 class _Loading(NamedTuple):
-    """What is known of a loader that loads by ingot."""
+    """The facts of a loader that loads by ingot."""
 
     how: Reading
     model: Module | None = None

@@ -355,7 +355,7 @@ def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 class _Requests:
-    """The parts to read and their destinations, as columns like those of `Wanted`."""
+    """The parts to read and their destinations, in the columns that `Wanted` has."""
 
     def __init__(self) -> None:
         #: The destinations by their names in messages.

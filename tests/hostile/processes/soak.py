@@ -1,8 +1,8 @@
 """A training loop, for hours: it loads, steps, saves in the background and prunes, among many faults.
 
 It loads from a disk, from a slow disk and from a flaky server. Processes that save beside it are
-killed. Now and then it rests. Its memory and descriptors then equal those of its first rest, and its folder
-has only the checkpoints that it keeps. Every tensor holds the number of its step.
+killed. Now and then it rests. Its memory and descriptors are then as many as at its first rest, and
+its folder has only the checkpoints that it keeps. Every tensor holds the number of its step.
 """
 
 from __future__ import annotations

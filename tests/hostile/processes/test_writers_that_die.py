@@ -165,7 +165,7 @@ def test_writer_guests_stop_without_the_creator(path: Path, rows: int) -> None:
         ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
         if guest is not guests[-1]:
             guest.close()
-    # While one of them has it open, the others cannot know what it is still writing.
+    # While one guest has the file open, the others do not know whether it still writes.
     error = refusal(lambda: ingot.Writer.join(path, orphaned="finish"))
     assert error.code == "orphaned"
     assert "others" in str(error)

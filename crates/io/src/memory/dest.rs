@@ -246,8 +246,8 @@ impl<'a> Dest<'a> {
     }
 }
 
-/// Whether no two blocks share memory, as far as strides can tell: ordered by stride, each dimension steps over all that is
-/// inside it.
+/// Return whether the strides prove that no two blocks share memory: ordered by stride, each dimension steps over the whole
+/// extent of the dimensions inside it.
 fn are_apart(dims: &[Dim], block: usize) -> bool {
     let mut inside = block;
     let mut by_stride: Vec<&Dim> = dims.iter().collect();

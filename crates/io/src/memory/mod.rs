@@ -1,8 +1,8 @@
 //! Memory of tensors: its owner, the places of the elements in it, and access by address.
 //!
 //! [`Bytes`] and [`Dest`] are memory of others that is read or filled; a [`Footprint`] is the set of bytes that each takes. A
-//! [`Block`] is memory of our own. It is filled once and becomes [`Memory`], of which each tensor holds a [`Region`]. Nothing
-//! here knows of files.
+//! [`Block`] is memory of our own. It is filled once and becomes [`Memory`]; each tensor holds a [`Region`] of it. Nothing here
+//! knows of files.
 
 mod block;
 mod bytes;

@@ -424,7 +424,7 @@ mod tests {
 
     const NBYTES: usize = 100;
 
-    /// Start to read all tensors, two of which may be held.
+    /// Start to read all tensors, and hold two at most.
     fn ahead(path: &Path) -> Prefetch {
         let model = Arc::new(Checkpoint::open(path, &CheckpointOptions::default()).unwrap());
         let request = |name| Request {

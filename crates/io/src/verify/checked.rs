@@ -300,7 +300,7 @@ impl Archive {
         Ok(promise)
     }
 
-    /// Read the whole file, of which only a part is requested, and compare its digest with the expected one.
+    /// Read the whole file, although only a part is requested, and compare its digest with the expected one.
     fn check_whole(&self, expected: Digest, watch: &dyn Watch) -> Result<(), Error> {
         let promise = Promise::of(expected, 0..self.header().file_nbytes());
         feed_all(self.source(), &promise.digests, watch).map_err(|failure| self.explain(failure))?;

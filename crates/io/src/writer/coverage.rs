@@ -40,7 +40,7 @@ impl Coverage {
         true
     }
 
-    /// Remove `range`, all of which is in the set.
+    /// Remove `range`, which the set contains entirely.
     pub(super) fn remove(&mut self, range: &Range<u64>) {
         let Some((&begin, &end)) = self.ends.range(..=range.start).next_back() else {
             return;

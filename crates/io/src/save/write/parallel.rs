@@ -579,7 +579,7 @@ mod tests {
         }
     }
 
-    /// No file may lack bytes that its header promises, whatever is wrong with the payloads. Each check was removed once:
+    /// No file may lack bytes that its header promises, even if the payloads are wrong. Each check was removed once:
     /// without `prove_sizes` the first loop fails, without `Bytes::read` and `lend` the second, without the count in
     /// `write` the third.
     #[test]

@@ -121,7 +121,7 @@ fn a_file_that_was_replaced_while_it_was_closed_is_refused() {
         assert!(!files.is_open(0));
         let modified = std::fs::metadata(files.path(0)).unwrap().modified().unwrap();
         replace(&files.path(0), bytes);
-        // As a tool does that keeps the times of what it copies.
+        // Some tools copy files with their times.
         let other = File::options().write(true).open(files.path(0)).unwrap();
         other.set_modified(modified).unwrap();
         assert!(files.read(0).is_err());
@@ -202,7 +202,7 @@ const NBYTES: usize = (5 << 20) + 1234;
 /// A block of a disk, and a page of memory.
 const BLOCK: usize = 4096;
 
-/// A file of which the system holds nothing in memory, where it can give that up.
+/// A file outside the page cache, on systems that can drop a file from it.
 fn cold() -> (tempfile::NamedTempFile, LocalFile, Vec<u8>) {
     let mixed = |n: usize| n.to_le_bytes()[1] ^ n.to_le_bytes()[0];
     let bytes: Vec<u8> = (0..NBYTES).map(mixed).collect();
