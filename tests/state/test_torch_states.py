@@ -485,6 +485,23 @@ def test_rng_leaves_out_devices_without_generators(monkeypatch: pytest.MonkeyPat
     assert set(RNG().state_dict()) == {"python", "torch", "numpy"}
 
 
+def test_rng_sets_generators_of_a_device_that_is_not_used_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[tuple[torch.Tensor, int]] = []
+    module = SimpleNamespace(
+        is_initialized=lambda: False,
+        device_count=lambda: 2,
+        get_rng_state=lambda: None,
+        get_rng_state_all=lambda: None,
+        set_rng_state=lambda state, device: kept.append((state, device)),
+    )
+    name = torch._C._get_privateuse1_backend_name()
+    monkeypatch.setattr(torch, name, module, raising=False)
+    state = RNG().state_dict()
+    assert name not in state
+    RNG().load_state_dict({**state, name: [torch.ones(1), torch.zeros(1)]})
+    assert kept == [(torch.ones(1), 0), (torch.zeros(1), 1)]
+
+
 def test_rng_warns_of_devices_that_are_not_here() -> None:
     state = {**RNG().state_dict(), "cuda": [torch.get_rng_state()]}
     with pytest.warns(

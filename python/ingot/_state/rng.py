@@ -41,9 +41,10 @@ class RNG:
         if "numpy" in modules:
             found["numpy"] = modules["numpy"].random.get_state(legacy=False)
         for name, module in _devices().items():
-            # Only types with several devices have this.
-            all_of = getattr(module, "get_rng_state_all", None)
-            found[name] = [module.get_rng_state()] if all_of is None else all_of()
+            if _is_used(module):
+                # Only types with several devices have this.
+                all_of = getattr(module, "get_rng_state_all", None)
+                found[name] = [module.get_rng_state()] if all_of is None else all_of()
         return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -84,15 +85,14 @@ def _set(name: str, module: Any, states: list[torch.Tensor]) -> None:
 
 
 def _devices() -> dict[str, Any]:
-    """Return torch's modules for the types of devices that this process has used."""
+    """Return torch's modules for the types of devices with random number generators."""
     names = ("cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
-    return {name: getattr(torch, name) for name in names if _is_used(getattr(torch, name, None))}
+    found = {name: getattr(torch, name, None) for name in names}
+    # Modules of other makers may have no generators.
+    return {name: module for name, module in found.items() if hasattr(module, "get_rng_state")}
 
 
 def _is_used(module: Any) -> bool:
-    # Modules of other makers may have no generators.
-    if not hasattr(module, "get_rng_state"):
-        return False
     # Generators of CUDA do not exist before.
     is_initialized = getattr(module, "is_initialized", lambda: True)
     return bool(is_initialized()) and module.device_count() > 0
