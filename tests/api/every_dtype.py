@@ -123,7 +123,7 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
         return file.getvalue()
 
     def appended(tensor: Any) -> None:
-        with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
+        with ingot.Writer(path, write_options={"reserve_header": 1000}, overwrite=True) as writer:
             writer.write(NAME, tensor)
             writer.commit()
 
@@ -144,7 +144,7 @@ def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
         "checksums": lambda tensor: module.save_file({NAME: tensor}, path, checksums=True),
         "background": lambda tensor: module.save_file({NAME: tensor}, path, background=True).result(),
         "stream": to_object,
-        "reserve": appended,
+        "appended": appended,
         "specs": declared,
         "replace": into_another,
     }

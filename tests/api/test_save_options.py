@@ -34,7 +34,7 @@ NEW_OPTION = {
     ],
     "_base/options.py": [
         ("    # None if the caller gave none.\n", "    mode: int | None = None\n"),
-        ('    "metadata": checks.texts,\n', '    "mode": lambda mode: checks.room(mode, "mode"),\n'),
+        ('    "metadata": checks.texts,\n', '    "mode": partial(checks.counted, "mode"),\n'),
     ],
     "_write/save.py": [
         (

@@ -79,6 +79,9 @@ OTHERWISE = {
     "dtype": {
         "ingot.cast": "there is no default",
     },
+    "into": {
+        "*.load_into": "what is filled is required: a module or a dict",
+    },
     "keys": {
         "ingot.safe_open.get_tensors": "positional: nothing else is given",
         "ingot.safe_open.warm": "positional: nothing else has to be given",

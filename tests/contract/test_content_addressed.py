@@ -52,7 +52,7 @@ def use_writer(path: Path) -> None:
 
 
 def append_to_writer(path: Path) -> None:
-    with ingot.Writer(path, reserve=400, overwrite=True) as writer:
+    with ingot.Writer(path, write_options={"reserve_header": 400}, overwrite=True) as writer:
         writer.write("w", NEW["w"])
         writer.commit()
 
@@ -88,7 +88,7 @@ WRITERS: dict[str, Change] = {
     "save_state": lambda path: ingot.torch.save_state(NEW, path),
     "serialize_file": serialize_file,
     "Writer": use_writer,
-    "Writer_reserve": append_to_writer,
+    "Writer_without_specs": append_to_writer,
     "rewrite": lambda path: ingot.rewrite(source(path), path, overwrite=True),
     "rewrite_itself": lambda path: (
         ingot.rewrite(path, path, drop="x", overwrite=True),

@@ -74,8 +74,8 @@ with ingot.Writer(path, {"w": ("F32", (1 << 20,)), "x": ("F32", (4,))}, overwrit
     fork()
     writer.commit()
 """,
-    "Writer_reserve": """
-with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
+    "Writer_without_specs": """
+with ingot.Writer(path, write_options={"reserve_header": 1000}, overwrite=True) as writer:
     for name in tensors: writer.write(name, tensors[name])
     fork()
     writer.commit()

@@ -498,7 +498,6 @@ INTEGERS = {
     "max_nbytes",
     "max_shard_size",
     "nbytes",
-    "reserve",
     "threads",
 }
 # Errors about a value that is right for other files, or on other machines.

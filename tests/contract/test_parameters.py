@@ -13,8 +13,7 @@ import pytest
 from ingot import typing as groups
 from support.public_api import parameters, public_api
 
-# The one beyond 80 came with training states.
-MOST_NAMES = 81
+MOST_NAMES = 80
 MOST_OWN = 6
 OPTIONS = {
     option

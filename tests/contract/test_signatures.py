@@ -36,7 +36,9 @@ def use_writer(source: Path, out: Path) -> None:
 
 
 def append(source: Path, out: Path) -> None:
-    with ingot.Writer(out, metadata=ingot.inspect(source).metadata, reserve=2000) as writer:
+    with ingot.Writer(
+        out, metadata=ingot.inspect(source).metadata, write_options={"reserve_header": 2000}
+    ) as writer:
         writer.write("a", TENSORS["a"])
         writer.commit()
 
@@ -51,7 +53,7 @@ SAVES: dict[str, Callable[[Path, Path], Any]] = {
     "repair": lambda source, out: ingot.repair(source, out),
     "convert": lambda source, out: ingot.convert(source, out, dtype="F16"),
     "Writer": use_writer,
-    "Writer_reserve": append,
+    "Writer_without_specs": append,
 }
 
 
@@ -70,7 +72,7 @@ def test_writers_leave_out_hashes_of_another_file(name: str, tmp_path: Path) -> 
     assert (ingot.inspect(out).metadata or {}) == {"title": "old"}
 
 
-@pytest.mark.parametrize("name", ["save_file", "metadata", "Writer", "Writer_reserve"])
+@pytest.mark.parametrize("name", ["save_file", "metadata", "Writer", "Writer_without_specs"])
 def test_save_keeps_the_hashes_of_a_training_script(name: str, tmp_path: Path) -> None:
     source, out = tmp_path / "trained.safetensors", tmp_path / "out.safetensors"
     ingot.numpy.save_file(TENSORS, source, {"title": "old", **HASHES})

@@ -53,7 +53,7 @@ Outcome = dict[str, Any]
 
 def existing(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options as functions take them, which replace the file unless a case says otherwise."""
-    rare = {name: options.pop(name) for name in ("replace_read_only",) if name in options}
+    rare = {name: options.pop(name) for name in ("replace_read_only", "reserve_header") if name in options}
     return {"overwrite": True, **options, "write_options": rare}
 
 
@@ -161,8 +161,8 @@ WRITERS = {
         lambda path, **options: convert(path, max_shard_size=SHARD_NBYTES, **options), True
     ),
     "Writer": Writer(lambda path, **options: fill(ingot.Writer(path, NEW, **existing(options)))),
-    "Writer_reserve": Writer(
-        lambda path, **options: fill(ingot.Writer(path, reserve=900, **existing(options)))
+    "Writer_without_specs": Writer(
+        lambda path, **options: fill(ingot.Writer(path, **existing({**options, "reserve_header": 900})))
     ),
     "update_metadata": Writer(lambda path, **options: ingot.update_metadata(path, {"k": "v"}, atomic=True)),
     "replace_tensor": Writer(lambda path, **options: ingot.replace_tensor(path, "a", NEW["a"])),

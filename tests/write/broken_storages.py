@@ -133,7 +133,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
 
     def filled(**options: Any) -> Callable[[torch.Tensor], object]:
         def fill(tensor: torch.Tensor) -> None:
-            declared = {} if "reserve" in options else {"specs": {NAME: (tensor.dtype, tensor.shape)}}
+            declared = {} if "write_options" in options else {"specs": {NAME: (tensor.dtype, tensor.shape)}}
             with ingot.Writer(path, **declared, **options, overwrite=True) as writer:
                 writer.write(NAME, tensor)
                 writer.commit()
@@ -192,7 +192,7 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
         ),
         "stream": lambda tensor: ingot.torch.save_file(both(tensor), io.BytesIO()),
         "writer": filled(),
-        "writer-with-reserve": filled(reserve=1000),
+        "writer-without-specs": filled(write_options={"reserve_header": 1000}),
         "replace": replace,
         "out": out,
         "load-into": into,

@@ -228,7 +228,7 @@ WAYS: dict[str, Callable[[dict[str, torch.Tensor], str, dict[str, str]], object]
     "torch.save_file(BytesIO(), checksums=)": lambda t, p, m: to_object(t, p, m, checksums="sha256"),
     "torch.save_file(BytesIO(), shared='alias')": lambda t, p, m: to_object(t, p, m, shared="alias"),
     "Writer": lambda t, p, m: by_writer(t, p, m, specs=t),
-    "Writer(reserve=)": lambda t, p, m: by_writer(t, p, m, reserve=1000),
+    "Writer without specs": lambda t, p, m: by_writer(t, p, m, write_options={"reserve_header": 1000}),
 }
 
 
@@ -276,7 +276,7 @@ def test_writer_takes_aliases() -> None:
         with raises(ingot.SaveError, code="invalid-alias"):
             ingot.Writer("i", {"dec": W, "z": Z}, aliases=aliases, overwrite=True)
     with pytest.raises(ingot.OptionError):
-        ingot.Writer("i", reserve=100, aliases={"enc": "dec"}, overwrite=True)
+        ingot.Writer("i", write_options={"reserve_header": 100}, aliases={"enc": "dec"}, overwrite=True)
     assert not os.path.exists("i")
 
 

@@ -363,7 +363,7 @@ def saved_by(way: str, arrays: dict[str, Any], path: Path) -> None:
     elif way == "save_file":
         save(arrays, path)
     else:
-        room = {"reserve": 10_000} if way == "append" else {"specs": arrays}
+        room = {"write_options": {"reserve_header": 10_000}} if way == "append" else {"specs": arrays}
         with ingot.Writer(path, **room, overwrite=True) as writer:
             for name, array in arrays.items():
                 writer.write(name, array)

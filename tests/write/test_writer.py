@@ -120,10 +120,18 @@ def test_writer_rejects_invalid_specs(tmp_path: Path, specs: Any, kind: Any) -> 
     assert names_in(tmp_path) == []
 
 
-def test_writer_takes_either_specs_or_reserve(tmp_path: Path) -> None:
-    for arguments in ({}, {"specs": SPECS, "reserve": 100}, {"reserve": 100, "format": "bintensors"}):
-        with pytest.raises(ingot.OptionError):
-            ingot.Writer(tmp_path / "t", **arguments, overwrite=True)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({}, "specs-or-reserve"),
+        ({"write_options": {"reserve_header": 100}, "format": "bintensors"}, "no-room"),
+        ({"write_options": {"reserve_header": 100}, "aliases": {"b": "a"}}, "specs-or-reserve"),
+        ({"write_options": {"reserve_header": 100, "align": 64}}, "specs-or-reserve"),
+    ],
+)
+def test_writer_without_specs_needs_room(arguments: dict[str, Any], code: str, tmp_path: Path) -> None:
+    with raises(ingot.OptionError, code=code):
+        ingot.Writer(tmp_path / "t", **arguments, overwrite=True)
     assert names_in(tmp_path) == []
 
 
@@ -308,7 +316,9 @@ def test_writer_appends_until_the_header_is_full(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
     path.write_bytes(b"old")
     expected = {}
-    with ingot.Writer(path, metadata={"k": "v"}, reserve=2000, overwrite=True) as writer:
+    with ingot.Writer(
+        path, metadata={"k": "v"}, write_options={"reserve_header": 2000}, overwrite=True
+    ) as writer:
 
         def go_on() -> None:
             for step in range(1000):
@@ -334,23 +344,23 @@ def test_writer_appends_until_the_header_is_full(tmp_path: Path) -> None:
         for name, array in expected.items():
             assert numpy.array_equal(file.get_tensor(name), array)
     with pytest.raises(ingot.SaveError):
-        ingot.Writer(path, reserve=200_000_000, overwrite=True)
+        ingot.Writer(path, write_options={"reserve_header": 200_000_000}, overwrite=True)
     with pytest.warns(RuntimeWarning, match="without commit"):  # noqa: SIM117
-        with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
+        with ingot.Writer(path, write_options={"reserve_header": 1000}, overwrite=True) as writer:
             writer.write("a", numpy.zeros(1))
     assert len(safetensors.numpy.load_file(path)) == len(expected)
     assert names_in(tmp_path) == ["t.safetensors"]
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory")
-@pytest.mark.parametrize("how", ["specs", "reserve"])
+@pytest.mark.parametrize("how", ["specs", "appended"])
 def test_writer_of_many_tensors_takes_the_memory_of_one(tmp_path: Path, how: str) -> None:
     program = """
 count, nbytes = 24, 16 << 20
 forget_peak()
 before = memory("VmRSS")
 specs = {f"t{n}": ("U8", [nbytes]) for n in range(count)}
-options = {"specs": specs} if sys.argv[2] == "specs" else {"reserve": 1 << 20}
+options = {"specs": specs} if sys.argv[2] == "specs" else {"write_options": {"reserve_header": 1 << 20}}
 with ingot.Writer(sys.argv[1], **options, overwrite=True) as writer:
     for n in range(count):
         writer.write(f"t{n}", numpy.full(nbytes, n, numpy.uint8))

@@ -258,12 +258,6 @@ def alignment(align: int) -> int:
     return align
 
 
-def room(nbytes: int, option: str = "reserve_header") -> int:
-    """Return `nbytes` to reserve in a header, which must be a number of bytes."""
-    number: int = counted(option, nbytes, code="invalid-reserve")
-    return number
-
-
 def counted(
     option: str,
     given: Any,

@@ -36,21 +36,20 @@ class Writer:
     specs : dict of str to (dtype, shape), optional
         All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
         ``dtype`` and ``shape`` may take the place of the pair: a tensor on the meta device, an array, the
-        `TensorInfo` of another file.
+        `TensorInfo` of another file. Where they are not known, pass ``write_options={"reserve_header": n}``
+        instead: room of `n` bytes for the header, about 100 and the name for each tensor. Tensors are then
+        appended whole, in the order of the calls, and `join` is not possible.
     metadata : dict of str to str, optional
         Text to store beside the tensors, as for `save_file`.
-    reserve : int, optional
-        In place of `specs`, where they are not known: bytes for the header, about 100 and the name for each
-        tensor. Tensors are then appended whole, in the order of the calls, and `join` is not possible.
     format : {"safetensors", "bintensors"}, optional
-        What to write. By default ``.bt`` at the end of the path means bintensors. Not with `reserve`, which
-        bintensors headers have no place for.
+        What to write. By default ``.bt`` at the end of the path means bintensors. Without `specs` the file
+        is safetensors: a bintensors header has no room for more tensors.
     aliases : dict of str to str, optional
         Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
         kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
     **options
-        How the file is written: `ingot.typing.SaveOptions`. `commit` flushes. The keys `align` and
-        `reserve_header` of `write_options` are for `specs`.
+        How the file is written: `ingot.typing.SaveOptions`. `commit` flushes. The key `align` of
+        `write_options` needs `specs`.
 
     Raises
     ------
@@ -74,7 +73,7 @@ class Writer:
     file is removed, an existing file stays, and a `RuntimeWarning` names the path. An exception in the block
     and `close` discard the file without a warning. After a process that was killed, the next save to this
     destination cleans up. The file is the one that `save_file` of the same tensors writes, byte for byte,
-    except with `reserve`.
+    except without `specs`.
 
     A writer locks its own new file. It does not take the lock on the directory that `save_sharded` holds
     during a save: one rename replaces one file, so readers find the old file or the new one, and a save to
@@ -106,29 +105,23 @@ class Writer:
         specs: Mapping[str, Spec] | None = None,
         metadata: Mapping[str, str] | None = None,
         *,
-        reserve: int | None = None,
         format: Format | None = None,
         aliases: Mapping[str, str] | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
         self._is_begun = False
         given = checked(Writer, locals())
-        how, reserve = Saving.among(Writer, given), given["reserve"]
+        how = Saving.among(Writer, given)
         self._path = given["destination"]
         self._writer: _native.Writer | _native.Appender
-        if (specs is None) == (reserve is None):
-            raise OptionError("Writer(): expected either specs or reserve", code="specs-or-reserve")
-        if reserve is not None:
-            if format not in (None, "safetensors"):
-                message = "Writer(): reserve is for safetensors: a bintensors header has no room"
-                raise OptionError(message, code="no-room", found=format)
-            if aliases:
-                message = "Writer(): aliases is for specs: with reserve the tensors are not known"
-                raise OptionError(message, code="specs-or-reserve")
-            self._writer = _native.Appender.create(self._path, reserve, how.metadata, **how.of_named_file())
+        if specs is None:
+            _check_appending(how, aliases)
+            self._writer = _native.Appender.create(
+                self._path, how.reserve_header, how.metadata, **how.of_named_file()
+            )
         else:
-            declared = [_declared(*item) for item in named(specs or {}, value="(dtype, shape)").items()]
-            views, kind = rendered(_views(specs or {}, aliases or {})), format_for(self._path, format)
+            declared = [_declared(*item) for item in named(specs, value="(dtype, shape)").items()]
+            views, kind = rendered(_views(specs, aliases or {})), format_for(self._path, format)
             create = _native.Writer.create
             self._writer = create(self._path, declared, how.metadata, kind, views=views, **how.of_new_file())
         self._is_begun = True
@@ -194,12 +187,12 @@ class Writer:
         Parameters
         ----------
         name : str
-            One of the specs; with `reserve` any name that is not there yet.
+            One of the specs; without them any name that is not there yet.
         tensor : array or tensor of any framework
             Its values. Neither kept nor changed; it must not change while it is written.
         index : int, slice, None, ``...``, list of int, or a tuple of these
             Which elements of the tensor these are, by the rules of NumPy's basic indexing: `tensor`
-            has the shape of ``whole[index]``. All by default. Not with `reserve`.
+            has the shape of ``whole[index]``. All by default. A writer without specs appends whole tensors.
 
         Raises
         ------
@@ -225,7 +218,7 @@ class Writer:
         if isinstance(self._writer, _native.Appender):
             if index is not _ALL:
                 raise OptionError(
-                    "write(): index: with reserve, tensors are appended whole", code="appended-in-part"
+                    "write(): index: a writer without specs appends whole tensors", code="appended-in-part"
                 )
             self._writer.append(name, tensor, payload)
             return
@@ -307,6 +300,19 @@ def _disown() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
+
+
+def _check_appending(how: Saving, aliases: Mapping[str, str] | None) -> None:
+    """Raise `OptionError` for options that a writer without specs cannot keep."""
+    if not how.reserve_header:
+        message = "Writer(): expected specs, or reserve_header in write_options for tensors that are appended"
+        raise OptionError(message, code="specs-or-reserve")
+    if how.format not in (None, "safetensors"):
+        message = "Writer(): format: without specs the file is safetensors: a bintensors header has no room"
+        raise OptionError(message, code="no-room", found=how.format)
+    if aliases or how.align != how._field_defaults["align"]:
+        option = "aliases" if aliases else "align"
+        raise OptionError(f"Writer(): {option} needs specs", code="specs-or-reserve")
 
 
 def _views(specs: Mapping[str, Any], aliases: Mapping[str, str]) -> Views:

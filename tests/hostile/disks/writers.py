@@ -63,7 +63,9 @@ def writers(path: str, durable: bool) -> Writers:
         "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
         "download": lambda: ingot.download(os.environ["URL"], path, **anew),
         "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable, overwrite=True)),
-        "appender": lambda: fill(ingot.Writer(path, reserve=500, durable=durable, overwrite=True)),
+        "appender": lambda: fill(
+            ingot.Writer(path, write_options={"reserve_header": 500}, durable=durable, overwrite=True)
+        ),
     }
 
 

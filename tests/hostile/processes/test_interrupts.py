@@ -129,7 +129,7 @@ ingot.numpy.save({"a": numpy.ones((2, 2)).T})
 null = open("/dev/null", "wb", buffering=0)
 
 def append():
-    with ingot.Writer(path, reserve=1000, overwrite=True) as writer:
+    with ingot.Writer(path, write_options={"reserve_header": 1000}, overwrite=True) as writer:
         writer.write("a", array)
         writer.commit()
 

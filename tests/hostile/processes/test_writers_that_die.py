@@ -254,7 +254,8 @@ def test_writer_fork_is_not_the_creator(path: Path, kind: str) -> None:
     makes = {
         "writer": CREATOR,
         "guest": CREATOR + "owner, writer = writer, ingot.Writer.join(path)\n",
-        "appender": "writer = ingot.Writer(sys.argv[1], reserve=1000, overwrite=True)\n"
+        "appender": 'room = {"reserve_header": 1000}\n'
+        "writer = ingot.Writer(sys.argv[1], write_options=room, overwrite=True)\n"
         'writer.write("a", numpy.zeros(3))\n',
     }
     with running(makes[kind] + FORKS, path, 4, 1.0) as creator:

@@ -59,7 +59,10 @@ class Writers(Folder):
     def append(self, name: str, specs: Any, commits: bool) -> None:
         tensors = self.made(specs)
         with ingot.Writer(
-            self.folder / name, metadata={"k": "appended"}, reserve=1000, overwrite=True
+            self.folder / name,
+            metadata={"k": "appended"},
+            write_options={"reserve_header": 1000},
+            overwrite=True,
         ) as writer:
             for key, array in tensors.items():
                 writer.write(key, array)
