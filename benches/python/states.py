@@ -1,7 +1,8 @@
 """`save_state` and `load_state` against torch. Run: `python states.py [GiB] [rounds]`.
 
 A model and AdamW's two moments, of 2 GiB in 201 tensors by default, on tmpfs. Prints medians of wall time as
-multiples of ingot's. Both sides save with and without flushing, and load into memory of their own.
+multiples of ingot's. Both sides save with and without flushing, and load into memory of their own. Before each
+turn as much memory is touched as it takes, since the host of a virtual machine may have taken it back.
 """
 
 import gc
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 
 import ingot.torch
+import pages
 import same
 from turns import in_turn
 
@@ -43,7 +45,8 @@ def main(gib: float, rounds: int) -> None:
         for name in ("save_state", "torch.save"):
             actions[name]()
         same.tensors(ingot.torch.load_state(ours)["model"], torch.load(theirs, weights_only=True)["model"])
-        seconds = in_turn(rounds, lambda name: timed(actions[name]), actions)
+        nbytes = ours.stat().st_size
+        seconds = in_turn(rounds, lambda name: timed(actions[name], nbytes), actions)
     medians = {name: statistics.median(seconds[name]) for name in actions}
     names = [*actions]
     for mine, other in zip(names[::2], names[1::2], strict=True):
@@ -58,9 +61,10 @@ def flushed(state: object, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def timed(action) -> float:
-    """Return the seconds that a call takes."""
+def timed(action, nbytes: int) -> float:
+    """Return the seconds that a call takes, which fills about `nbytes` of memory."""
     gc.collect()
+    pages.touch(nbytes)
     begin = time.perf_counter()
     result = action()
     seconds = time.perf_counter() - begin
