@@ -11,10 +11,10 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;
 
-use crate::collector::Pause;
 use crate::dlpack::{Shown, Take, dl_dtype};
 use crate::export::{self, Export, items};
 use crate::tensor::{Owner, logical};
+use crate::wrap::paused_collector;
 
 /// Tensors that a file is to be read into, which are looked at all at once. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
@@ -53,7 +53,7 @@ impl Destinations {
         export: Option<&Bound<'_, Export>>,
     ) -> PyResult<Destinations> {
         let items = items(tensors)?;
-        let _pause = Pause::for_objects(memory.py(), items.len())?;
+        let _pause = paused_collector(memory.py(), items.len())?;
         let held = export::each(export, &items, |(name, tensor), shown| match shown {
             Some(shown) => Ok(Some(Held::Shown(shown))),
             None => {

@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use ingot_io::ReadOptions;
 use pyo3::prelude::*;
 
-use crate::chosen::chosen;
 use crate::open::Checkpoint;
+use crate::read::chosen;
 use crate::statistics::Value;
 use crate::watch::Signals;
 

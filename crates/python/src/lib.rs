@@ -4,8 +4,6 @@
 //! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
 
 mod aside;
-mod chosen;
-mod collector;
 mod credentials;
 mod destination;
 mod device;
@@ -23,10 +21,10 @@ mod intake;
 mod object;
 mod object_fault;
 mod open;
-mod parts;
 mod paths;
 mod prefetch;
 mod produced;
+mod read;
 mod remote;
 mod serialize;
 mod shards;

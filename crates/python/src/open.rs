@@ -14,8 +14,6 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use crate::chosen::{chosen, file, files, find, found, tensor_name};
-use crate::collector::Pause;
 use crate::destination::Destinations;
 use crate::device::Homes;
 use crate::errors::{class_of, raise};
@@ -23,9 +21,9 @@ use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, texts};
 use crate::index;
 use crate::object::ObjectSource;
-use crate::parts::{self, Wanted};
 use crate::paths::file_path;
 use crate::prefetch::Stream;
+use crate::read::{self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole};
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
@@ -530,7 +528,7 @@ impl Checkpoint {
             Ok(Request {
                 onto: homes.device(rank).cloned(),
                 tensor: checkpoint.id(name).map_err(|error| raise(py, &error))?,
-                index: parts::index_of(name, Some(&index.1))?,
+                index: index_of(name, Some(&index.1))?,
             })
         };
         let requests = names
@@ -570,12 +568,12 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
         let options = ReadOptions::new().threads(threads);
-        parts::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
+        read::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
     /// Return the size in bytes of the tensors that `parts` and `fill` read for `wanted`.
     fn parts_nbytes(&self, py: Python<'_>, wanted: Wanted<'_>) -> PyResult<u64> {
-        parts::nbytes(py, &*self.opened(py)?, &wanted)
+        read::nbytes(py, &*self.opened(py)?, &wanted)
     }
 
     /// Return the dtype code and the shape of each tensor that `parts` reads for `wanted`.
@@ -585,7 +583,7 @@ impl Checkpoint {
         wanted: Wanted<'py>,
         wrap: &Wrap,
     ) -> PyResult<Vec<(&'static str, Bound<'py, PyTuple>)>> {
-        parts::outlines(py, &*self.opened(py)?, &wanted, wrap)
+        read::outlines(py, &*self.opened(py)?, &wanted, wrap)
     }
 
     #[pyo3(signature = (wanted, destinations, *, kept = false, expected_sha256 = None, threads = None, progress = None))]
@@ -603,7 +601,7 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
         let proof = proof(py, kept, expected_sha256)?;
-        parts::fill(
+        read::fill(
             py,
             &checkpoint,
             &wanted,
@@ -767,72 +765,20 @@ pub(crate) fn in_natural_order<'py>(
     PyList::new(py, texts)
 }
 
-/// Return what `index` selects of a tensor, on the device `onto` if it is given.
-fn selected<'py>(
-    py: Python<'py>,
-    tensor: &Tensor<'_>,
-    index: &[Index],
-    wrap: &Wrap,
-    onto: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (path, entry) = (tensor.archive().path(), tensor.entry());
-    wrap.accepts(py, path, entry)?;
-    if onto.is_some() {
-        let job = Job::new(*tensor, index, None).map_err(|error| raise(py, &error))?;
-        return one(py, job, wrap, onto);
-    }
-    if wrap.takes_strides(py, entry.dtype)? {
-        let view = tensor.strided(index).map_err(|error| raise(py, &error))?;
-        if let Some(view) = view {
-            return wrap.wrap_strided(py, path, &view, entry);
-        }
-    }
-    let (shape, region) = Signals::detach(py, |signals| tensor.select(index, signals))?;
-    let part = Entry {
-        shape: &shape,
-        ..*entry
-    };
-    wrap.accepts(py, path, &part)?;
-    wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
+/// Return the only file.
+fn file<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint) -> PyResult<&'a ingot_io::Archive> {
+    checkpoint.file(0).map_err(|error| raise(py, &error))
 }
 
-/// Return the tensor of one job, on the device `onto`.
-fn one<'py>(
-    py: Python<'py>,
-    job: Job<'_>,
-    wrap: &Wrap,
-    onto: Option<&Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (options, signals) = (ReadOptions::default(), Signals::default());
-    parts::wrapped(py, vec![job], wrap, onto, &options, signals)?.get_item(0)
-}
-
-/// Return the tensors of these names, or all tensors. `read` returns their bytes.
-fn whole<'py>(
-    py: Python<'py>,
-    checkpoint: &ingot_io::Checkpoint,
-    names: Option<&Bound<'py, PyAny>>,
-    wrap: &Wrap,
-    onto: Option<&Bound<'py, PyAny>>,
-    progress: Option<Bound<'py, PyAny>>,
-    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Buffer>, Error>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let wanted = chosen(py, checkpoint, names)?;
-    // All refusals come before the first byte is read.
-    for tensor in &wanted {
-        wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
-    }
-    let homes = Homes::of(onto, wanted.len())?;
-    let buffers = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
-    let _pause = Pause::for_objects(py, wanted.len())?;
-    let tensors = PyDict::new(py);
-    let mut shared = Shared::default();
-    for (tensor, buffer) in wanted.iter().zip(&buffers) {
-        let (path, entry) = (tensor.archive().path(), tensor.entry());
-        let wrapped = wrap.wrap(py, path, buffer, entry, &mut shared)?;
-        tensors.set_item(PyString::new(py, entry.name), wrapped)?;
-    }
-    Ok(tensors)
+/// Return all files, opened in parallel.
+fn files<'a>(
+    py: Python<'_>,
+    checkpoint: &'a ingot_io::Checkpoint,
+) -> PyResult<Vec<&'a ingot_io::Archive>> {
+    Signals::detach(py, |signals| {
+        checkpoint.prepare_all(signals)?;
+        checkpoint.all_files()
+    })
 }
 
 fn proof(py: Python<'_>, kept: bool, expected_sha256: Option<&str>) -> PyResult<Proof> {

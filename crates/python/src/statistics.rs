@@ -6,8 +6,8 @@ use ingot_inspect::Number;
 use ingot_io::ReadOptions;
 use pyo3::prelude::*;
 
-use crate::chosen::chosen;
 use crate::open::Checkpoint;
+use crate::read::chosen;
 use crate::watch::Signals;
 
 /// An `int` for an integer dtype, a `float` for any other.

@@ -8,12 +8,12 @@ use ingot_format::{Dtype, Index, Quoted, Spec};
 use ingot_io::{EditError, Error};
 use pyo3::prelude::*;
 
-use crate::chosen::tensor_name;
 use crate::errors::{about_tensor, raise};
 use crate::index;
 use crate::intake::{Exporter, borrowed};
 use crate::open::Checkpoint;
 use crate::paths::file_path;
+use crate::read::tensor_name;
 use crate::serialize::{format_of, layout_options, save_options};
 use crate::watch::Signals;
 

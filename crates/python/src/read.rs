@@ -1,22 +1,20 @@
-//! Parts of tensors: what is asked for, and memory of the caller that it goes to.
+//! Reading tensors: the names and parts that a caller selects, and the tensors or the memory of the caller that they become.
 
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::binding::{Proof, read_to};
-use ingot_io::{Checkpoint, Job, ReadOptions};
-use pyo3::exceptions::{PyBufferError, PyValueError};
+use ingot_io::binding::{Buffer, Proof, read_to};
+use ingot_io::{Checkpoint, Error, Job, ReadOptions, Tensor};
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
-use crate::chosen::found;
-use crate::collector::Pause;
 use crate::destination::{Destination, Destinations, Held};
 use crate::device::Homes;
-use crate::errors::{about_tensor, raise};
+use crate::errors::{about_tensor, class_of, raise};
 use crate::index;
 use crate::watch::Signals;
-use crate::wrap::{Shared, Wrap};
+use crate::wrap::{Shared, Wrap, paused_collector};
 
 /// What is asked for, a column for each question, so that of many tensors no object is made for each.
 #[derive(FromPyObject)]
@@ -81,6 +79,57 @@ impl Wanted<'_> {
     }
 }
 
+/// Convert an argument to the name of a tensor. The error mentions `keys()`, since some callers pass a position.
+pub(crate) fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
+    match given.cast::<PyString>() {
+        Ok(name) => name.to_str(),
+        Err(_) => Err(PyTypeError::new_err(format!(
+            "expected the name of a tensor as a str, found {} — `keys()` lists the names",
+            class_of(given)
+        ))),
+    }
+}
+
+pub(crate) fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
+    if checkpoint.index().is_some() {
+        // The shard may have to be opened.
+        Signals::detach(py, |signals| checkpoint.prepare(&[name], signals))?;
+    }
+    checkpoint.find(name).map_err(|error| raise(py, &error))
+}
+
+/// Return the tensors of these names.
+pub(crate) fn found<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
+    names: &[&str],
+) -> PyResult<Vec<Tensor<'a>>> {
+    Signals::detach(py, |signals| checkpoint.find_all(names, signals))
+}
+
+/// Return the tensors of these names, or all tensors in the order of the data.
+pub(crate) fn chosen<'a>(
+    py: Python<'_>,
+    checkpoint: &'a Checkpoint,
+    names: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Vec<Tensor<'a>>> {
+    let Some(names) = names else {
+        return Signals::detach(py, |signals| {
+            checkpoint.prepare_all(signals)?;
+            checkpoint.all()
+        });
+    };
+    if names.is_instance_of::<PyString>() {
+        // A str is an iterable of str: each letter would be a name.
+        return Err(PyTypeError::new_err(
+            "names must be an iterable of str, not a str",
+        ));
+    }
+    let names = names.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let names = names.iter().map(tensor_name).collect::<PyResult<Vec<_>>>()?;
+    found(py, checkpoint, &names)
+}
+
 /// Bytes of the tensors that are asked for.
 pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_>) -> PyResult<u64> {
     Ok(jobs(py, checkpoint, wanted)?.iter().map(Job::nbytes).sum())
@@ -100,6 +149,74 @@ pub(crate) fn outlines<'py>(
         Ok((job.dtype().code(), PyTuple::new(py, job.shape())?))
     };
     jobs(py, checkpoint, wanted)?.iter().map(outline).collect()
+}
+
+/// Return what `index` selects of a tensor, on the device `onto` if it is given.
+pub(crate) fn selected<'py>(
+    py: Python<'py>,
+    tensor: &Tensor<'_>,
+    index: &[Index],
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (path, entry) = (tensor.archive().path(), tensor.entry());
+    wrap.accepts(py, path, entry)?;
+    if onto.is_some() {
+        let job = Job::new(*tensor, index, None).map_err(|error| raise(py, &error))?;
+        return one(py, job, wrap, onto);
+    }
+    if wrap.takes_strides(py, entry.dtype)? {
+        let view = tensor.strided(index).map_err(|error| raise(py, &error))?;
+        if let Some(view) = view {
+            return wrap.wrap_strided(py, path, &view, entry);
+        }
+    }
+    let (shape, region) = Signals::detach(py, |signals| tensor.select(index, signals))?;
+    let part = Entry {
+        shape: &shape,
+        ..*entry
+    };
+    wrap.accepts(py, path, &part)?;
+    wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
+}
+
+/// Return the tensor of one job, on the device `onto`.
+pub(crate) fn one<'py>(
+    py: Python<'py>,
+    job: Job<'_>,
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let (options, signals) = (ReadOptions::default(), Signals::default());
+    wrapped(py, vec![job], wrap, onto, &options, signals)?.get_item(0)
+}
+
+/// Return the tensors of these names, or all tensors. `read` returns their bytes.
+pub(crate) fn whole<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    names: Option<&Bound<'py, PyAny>>,
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+    progress: Option<Bound<'py, PyAny>>,
+    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Buffer>, Error>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let wanted = chosen(py, checkpoint, names)?;
+    // All refusals come before the first byte is read.
+    for tensor in &wanted {
+        wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
+    }
+    let homes = Homes::of(onto, wanted.len())?;
+    let buffers = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
+    let _pause = paused_collector(py, wanted.len())?;
+    let tensors = PyDict::new(py);
+    let mut shared = Shared::default();
+    for (tensor, buffer) in wanted.iter().zip(&buffers) {
+        let (path, entry) = (tensor.archive().path(), tensor.entry());
+        let wrapped = wrap.wrap(py, path, buffer, entry, &mut shared)?;
+        tensors.set_item(PyString::new(py, entry.name), wrapped)?;
+    }
+    Ok(tensors)
 }
 
 /// The tensors that are asked for, in that order.
@@ -133,7 +250,7 @@ pub(crate) fn wrapped<'py>(
     let jobs = jobs.map(|(rank, job)| job.onto(homes.device(rank).map(Arc::as_ref)));
     let jobs: Vec<Job<'_>> = jobs.collect();
     let buffers = signals.run(py, |signals| read_to(&jobs, options, signals))?;
-    let _pause = Pause::for_objects(py, jobs.len())?;
+    let _pause = paused_collector(py, jobs.len())?;
     let tensors = PyList::empty(py);
     let mut shared = Shared::default();
     for (job, buffer) in jobs.iter().zip(&buffers) {
