@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64};
 use ingot_io::binding::{Allocator, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal};
-use ingot_io::{Error, Job, Tensor};
+use ingot_io::Error;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
@@ -124,24 +124,20 @@ fn refused(py: Python<'_>, fault: DeviceFault) -> PyErr {
     raise(py, &Error::from(fault))
 }
 
-/// The destinations of some tensors: the host, one device, or a device for each.
-#[derive(Default)]
-pub(crate) struct Homes {
+/// The devices of some tensors: one for all, or a device or the host for each.
+pub(crate) struct Devices {
     gpus: Vec<Py<Gpu>>,
-    devices: Vec<Arc<Onto>>,
-    /// The device of each tensor; empty if all have the first device, or the host if no device is used.
+    all: Vec<Arc<Onto>>,
+    /// The device of each tensor; `None` for the host. Empty if all have the first device.
     each: Vec<Option<usize>>,
 }
 
-impl Homes {
-    /// Convert Python's argument for `count` tensors: None, a device, or one of the two for each tensor.
-    pub(crate) fn of(onto: Option<&Bound<'_, PyAny>>, count: usize) -> PyResult<Homes> {
-        let Some(onto) = onto else {
-            return Ok(Homes::default());
-        };
+impl Devices {
+    /// Convert Python's argument for `count` tensors: a device, or a device or None for each tensor.
+    pub(crate) fn of(onto: &Bound<'_, PyAny>, count: usize) -> PyResult<Devices> {
         let py = onto.py();
         if let Ok(gpu) = onto.cast::<Gpu>() {
-            return Homes::on(py, vec![gpu.clone()], Vec::new());
+            return Devices::on(py, vec![gpu.clone()], Vec::new());
         }
         let mut known: Vec<Bound<'_, Gpu>> = Vec::new();
         let mut each = Vec::new();
@@ -160,13 +156,13 @@ impl Homes {
         if each.len() != count {
             return Err(PyValueError::new_err("tensors and devices differ in number"));
         }
-        Homes::on(py, known, each)
+        Devices::on(py, known, each)
     }
 
-    fn on(py: Python<'_>, gpus: Vec<Bound<'_, Gpu>>, each: Vec<Option<usize>>) -> PyResult<Homes> {
-        let devices = gpus.iter().map(|gpu| Ok(Arc::new(gpu.get().onto(py)?)));
-        Ok(Homes {
-            devices: devices.collect::<PyResult<_>>()?,
+    fn on(py: Python<'_>, gpus: Vec<Bound<'_, Gpu>>, each: Vec<Option<usize>>) -> PyResult<Devices> {
+        let all = gpus.iter().map(|gpu| Ok(Arc::new(gpu.get().onto(py)?)));
+        Ok(Devices {
+            all: all.collect::<PyResult<_>>()?,
             gpus: gpus.into_iter().map(Bound::unbind).collect(),
             each,
         })
@@ -180,22 +176,16 @@ impl Homes {
             current.refuse_capture(py)?;
             Ok(current)
         };
-        self.gpus.iter().zip(&self.devices).map(current).collect()
+        self.gpus.iter().zip(&self.all).map(current).collect()
     }
 
     /// Return the device of the tensor with this number.
     pub(crate) fn device(&self, rank: usize) -> Option<&Arc<Onto>> {
         if self.each.is_empty() {
-            self.devices.first()
+            self.all.first()
         } else {
-            self.devices.get((*self.each.get(rank)?)?)
+            self.all.get((*self.each.get(rank)?)?)
         }
-    }
-
-    /// Return jobs that read these tensors, each to its destination.
-    pub(crate) fn jobs<'a>(&'a self, tensors: &'a [Tensor<'a>]) -> impl Iterator<Item = Job<'a>> {
-        let tensors = tensors.iter().enumerate();
-        tensors.map(move |(rank, tensor)| Job::from(*tensor).onto(self.device(rank).map(Arc::as_ref)))
     }
 }
 

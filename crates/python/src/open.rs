@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::destination::Destinations;
-use crate::device::Homes;
+use crate::device::Devices;
 use crate::errors::{class_of, raise};
 use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, texts};
@@ -23,7 +23,7 @@ use crate::index;
 use crate::object::ObjectSource;
 use crate::paths::file_path;
 use crate::prefetch::Stream;
-use crate::read::{self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole};
+use crate::read::{self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole, whole_jobs};
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
@@ -408,8 +408,8 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let proof = proof(py, kept, expected_sha256)?;
         let options = ReadOptions::new().threads(threads);
-        let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
-            let jobs: Vec<Job<'_>> = homes.jobs(wanted).collect();
+        let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
+            let jobs: Vec<Job<'_>> = whole_jobs(wanted, devices).collect();
             checkpoint.proven(&jobs, &proof, &options, signals)
         };
         whole(py, &checkpoint, names, wrap, onto, progress, read)
@@ -447,8 +447,8 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let options = ReadOptions::new().threads(threads);
-        let read = |wanted: &[Tensor<'_>], homes: &Homes, signals: &Signals| {
-            read_to(homes.jobs(wanted), &options, signals)
+        let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
+            read_to(whole_jobs(wanted, devices), &options, signals)
         };
         whole(py, &checkpoint, names, wrap, onto, progress, read)
     }
@@ -523,10 +523,10 @@ impl Checkpoint {
             .map(|(name, _)| tensor_name(name))
             .collect::<PyResult<Vec<_>>>()?;
         found(py, &checkpoint, &names)?;
-        let homes = Homes::of(onto, names.len())?;
+        let devices = onto.map(|onto| Devices::of(onto, names.len())).transpose()?;
         let request = |(rank, (name, index)): (usize, (&&str, &(_, Bound<'_, PyAny>)))| {
             Ok(Request {
-                onto: homes.device(rank).cloned(),
+                onto: devices.as_ref().and_then(|devices| devices.device(rank)).cloned(),
                 tensor: checkpoint.id(name).map_err(|error| raise(py, &error))?,
                 index: index_of(name, Some(&index.1))?,
             })
@@ -537,7 +537,7 @@ impl Checkpoint {
             .enumerate()
             .map(request)
             .collect::<PyResult<_>>()?;
-        Ok(Stream::new(checkpoint, requests, homes, ahead, threads))
+        Ok(Stream::new(checkpoint, requests, devices, ahead, threads))
     }
 
     /// Read the bytes of these tensors, or of all, into the page cache, and return their number.

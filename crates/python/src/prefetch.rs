@@ -10,7 +10,7 @@ use ingot_io::{Checkpoint, Error, ReadOptions, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::device::Homes;
+use crate::device::{Current, Devices};
 use crate::errors::raise;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
@@ -21,8 +21,8 @@ pub(crate) struct Stream {
     checkpoint: Arc<Checkpoint>,
     /// In the order of the requests.
     tensors: Vec<TensorId>,
-    /// Where they are read to.
-    homes: Homes,
+    /// The devices that they are read onto; `None` for the host.
+    devices: Option<Devices>,
     /// The place of each among the requests.
     ranks: HashMap<TensorId, usize>,
     /// `None` once closed.
@@ -38,7 +38,7 @@ impl Stream {
         wrap: &Wrap,
     ) -> PyResult<Option<(Bound<'py, PyString>, Bound<'py, PyAny>)>> {
         let prefetch = self.opened(py)?;
-        let streams = self.homes.current(py)?;
+        let streams = self.streams(py)?;
         let Some((rank, part)) = Signals::detach(py, |signals| prefetch.next(signals))? else {
             return Ok(None);
         };
@@ -61,7 +61,7 @@ impl Stream {
         let Some(&rank) = self.ranks.get(&id) else {
             return Ok(None);
         };
-        let streams = self.homes.current(py)?;
+        let streams = self.streams(py)?;
         let part = Signals::detach(py, |signals| prefetch.take(rank, signals))?;
         streams.iter().try_for_each(|stream| stream.hold(py))?;
         part.map(|part| wrapped(py, &tensor, &part, wrap)).transpose()
@@ -93,7 +93,7 @@ impl Stream {
     pub(crate) fn new(
         checkpoint: Arc<Checkpoint>,
         requests: Vec<Request>,
-        homes: Homes,
+        devices: Option<Devices>,
         ahead: u64,
         threads: Option<NonZeroUsize>,
     ) -> Stream {
@@ -111,10 +111,15 @@ impl Stream {
                 .map(|(rank, &tensor)| (tensor, rank))
                 .collect(),
             tensors,
-            homes,
+            devices,
             prefetch: RwLock::new(Some(Arc::new(prefetch))),
             checkpoint,
         }
+    }
+
+    /// Return the caller's current streams on the devices.
+    fn streams(&self, py: Python<'_>) -> PyResult<Vec<Current>> {
+        self.devices.as_ref().map_or(Ok(Vec::new()), |devices| devices.current(py))
     }
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<Prefetch>> {

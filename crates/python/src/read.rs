@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::binding::{Buffer, Proof, read_to};
+use ingot_io::binding::{Buffer, Onto, Proof, read_to};
 use ingot_io::{Checkpoint, Error, Job, ReadOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::destination::{Destination, Destinations, Held};
-use crate::device::Homes;
+use crate::device::Devices;
 use crate::errors::{about_tensor, class_of, raise};
 use crate::index;
 use crate::watch::Signals;
@@ -191,6 +191,20 @@ pub(crate) fn one<'py>(
     wrapped(py, vec![job], wrap, onto, &options, signals)?.get_item(0)
 }
 
+/// Return jobs that read these tensors whole, each to its destination.
+pub(crate) fn whole_jobs<'a>(
+    tensors: &'a [Tensor<'a>],
+    devices: Option<&'a Devices>,
+) -> impl Iterator<Item = Job<'a>> {
+    let tensors = tensors.iter().enumerate();
+    tensors.map(move |(rank, tensor)| Job::from(*tensor).onto(device_of(devices, rank)))
+}
+
+/// Return the device of the tensor with this number; `None` for the host.
+fn device_of(devices: Option<&Devices>, rank: usize) -> Option<&Onto> {
+    devices?.device(rank).map(Arc::as_ref)
+}
+
 /// Return the tensors of these names, or all tensors. `read` returns their bytes.
 pub(crate) fn whole<'py>(
     py: Python<'py>,
@@ -199,15 +213,15 @@ pub(crate) fn whole<'py>(
     wrap: &Wrap,
     onto: Option<&Bound<'py, PyAny>>,
     progress: Option<Bound<'py, PyAny>>,
-    read: impl Send + FnOnce(&[Tensor<'_>], &Homes, &Signals) -> Result<Vec<Buffer>, Error>,
+    read: impl Send + FnOnce(&[Tensor<'_>], Option<&Devices>, &Signals) -> Result<Vec<Buffer>, Error>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let wanted = chosen(py, checkpoint, names)?;
     // All refusals come before the first byte is read.
     for tensor in &wanted {
         wrap.accepts(py, tensor.archive().path(), tensor.entry())?;
     }
-    let homes = Homes::of(onto, wanted.len())?;
-    let buffers = Signals::telling(progress).run(py, |signals| read(&wanted, &homes, signals))?;
+    let devices = onto.map(|onto| Devices::of(onto, wanted.len())).transpose()?;
+    let buffers = Signals::telling(progress).run(py, |signals| read(&wanted, devices.as_ref(), signals))?;
     let _pause = paused_collector(py, wanted.len())?;
     let tensors = PyDict::new(py);
     let mut shared = Shared::default();
@@ -245,9 +259,9 @@ pub(crate) fn wrapped<'py>(
     for job in &jobs {
         wrap.accepts(py, job.tensor().archive().path(), &entry(job))?;
     }
-    let homes = Homes::of(onto, jobs.len())?;
+    let devices = onto.map(|onto| Devices::of(onto, jobs.len())).transpose()?;
     let jobs = jobs.into_iter().enumerate();
-    let jobs = jobs.map(|(rank, job)| job.onto(homes.device(rank).map(Arc::as_ref)));
+    let jobs = jobs.map(|(rank, job)| job.onto(device_of(devices.as_ref(), rank)));
     let jobs: Vec<Job<'_>> = jobs.collect();
     let buffers = signals.run(py, |signals| read_to(&jobs, options, signals))?;
     let _pause = paused_collector(py, jobs.len())?;
