@@ -16,13 +16,16 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 #[cfg(target_os = "linux")]
 use ingot_format::Row;
 use ingot_format::briefly;
+#[cfg(target_os = "linux")]
+use memmap2::MmapOptions;
 
 #[cfg(target_os = "linux")]
 use super::direct::{self, DirectReader};
-use super::mapping::Mapping;
 use super::pool::OpenFiles;
 #[cfg(target_os = "linux")]
 use super::residency;
+#[cfg(target_os = "linux")]
+use super::rows::RowReader;
 use super::source::ReadAt;
 use crate::disk::{self, Beneath, Facts, Kind, Refusal, is_out_of_descriptors, remote_file_system};
 use crate::error::{Error, unopened};
@@ -106,7 +109,10 @@ impl Stamp {
 pub struct LocalFile {
     stamp: Stamp,
     descriptor: Descriptor,
-    mapping: OnceLock<Mapping>,
+    /// The whole file, if it is mapped.
+    memory: OnceLock<Arc<Memory>>,
+    #[cfg(target_os = "linux")]
+    rows: RowReader,
 }
 
 #[derive(Debug)]
@@ -140,7 +146,9 @@ impl LocalFile {
         LocalFile {
             stamp,
             descriptor,
-            mapping: OnceLock::new(),
+            memory: OnceLock::new(),
+            #[cfg(target_os = "linux")]
+            rows: RowReader::default(),
         }
     }
 
@@ -226,10 +234,10 @@ impl LocalFile {
 
     /// Map the whole file into memory. The mapping needs no descriptor afterwards.
     pub(crate) fn map(&self) -> io::Result<()> {
-        if self.mapping.get().is_none() {
-            let mapping = self.with(Mapping::new)?;
+        if self.memory.get().is_none() {
+            let memory = self.with(Memory::map)?;
             // Another thread may have been first; its mapping is as good.
-            drop(self.mapping.set(mapping));
+            drop(self.memory.set(Arc::new(memory)));
         }
         Ok(())
     }
@@ -270,14 +278,13 @@ impl ReadAt for LocalFile {
 
     #[cfg(target_os = "linux")]
     fn copy_rows(&self, rows: &[Row], dest: &mut [u8]) -> bool {
-        let map = || self.with(Mapping::unwritten).ok();
+        let map = || self.with(|file| MmapOptions::new().map_raw_read_only(file)).ok();
         let is_whole = || matches!(self.nbytes_now(), Ok(Some(now)) if now == self.nbytes());
-        let mapping = self.mapping.get();
-        mapping.is_some_and(|mapping| mapping.copy_rows(map, rows, dest, is_whole))
+        self.memory.get().is_some() && self.rows.copy(map, rows, dest, is_whole)
     }
 
     fn memory(&self) -> Option<&Arc<Memory>> {
-        self.mapping.get().map(Mapping::memory)
+        self.memory.get()
     }
 
     fn waits(&self) -> bool {

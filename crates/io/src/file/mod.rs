@@ -5,10 +5,11 @@ mod backend;
 #[cfg(target_os = "linux")]
 mod direct;
 mod local;
-mod mapping;
 mod pool;
 #[cfg(target_os = "linux")]
 mod residency;
+#[cfg(target_os = "linux")]
+mod rows;
 mod source;
 
 pub use archive::{Archive, Tensor, TensorId};

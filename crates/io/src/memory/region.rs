@@ -2,11 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ingot_format::Dtype;
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{MmapOptions, MmapRaw};
 
 use super::block::Block;
 
@@ -29,6 +31,19 @@ pub(crate) fn mapped_files() -> usize {
 }
 
 impl Memory {
+    /// Map the whole of `file` privately: writing to the memory copies the page and never reaches the file.
+    pub(crate) fn map(file: &File) -> io::Result<Memory> {
+        // SAFETY: `map_copy` requires that other processes do not change the file as long as a slice of the mapping is
+        // held. No slice is ever made: `MmapRaw` takes over the pages at once and returns only a pointer. Not provable: a
+        // process that truncates the file removes pages, and touching a removed page is a SIGBUS, never wrong bytes.
+        //
+        // Without reserving swap for pages that might be written to: the system would refuse files that are larger
+        // than its memory, though hardly any user writes to such tensors.
+        let pages = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
+        MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
+        Ok(Memory(Held::Mapped(MmapRaw::from(pages))))
+    }
+
     /// The first byte. Readable and writable for [`Memory::len`] bytes as long as `self` lives. The holders of its regions
     /// agree on reads and writes at the same time.
     #[must_use]
@@ -63,19 +78,12 @@ impl Memory {
         let from = self.as_ptr().wrapping_add(at);
         // SAFETY: `copy_nonoverlapping` asks for
         // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. It cannot be
-        //   proven that a mapped file still has these bytes, see the head of file/mapping.rs; nor that no other thread
+        //   proven that a mapped file still has these bytes, see the head of file/rows.rs; nor that no other thread
         //   writes to them meanwhile, which would copy some old and some new bytes;
         // - a destination writable for `count` bytes: `dest` is at least that long;
         // - no overlap: `dest` is an exclusive reference, and none is ever made into the pages.
         unsafe { std::ptr::copy_nonoverlapping(from, dest.as_mut_ptr(), count) };
         count
-    }
-}
-
-impl From<MmapMut> for Memory {
-    fn from(pages: MmapMut) -> Memory {
-        MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
-        Memory(Held::Mapped(MmapRaw::from(pages)))
     }
 }
 
@@ -384,9 +392,7 @@ mod tests {
     fn a_mapping_is_borrowed_by_contract_only() {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(b"12345678").unwrap();
-        // SAFETY: `map_copy` asks that no one changes the file: it has no name, and this test writes to it no more.
-        let pages = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
-        let region = Region::new(Arc::new(Memory::from(pages)), 0, 8).of(Dtype::F32);
+        let region = Region::new(Arc::new(Memory::map(&file).unwrap()), 0, 8).of(Dtype::F32);
         assert_eq!(region.as_slice(), Err(BorrowError::Mapped));
         assert_eq!(region.as_f32(), Err(BorrowError::Mapped));
         // SAFETY: the slice asks that no one shortens the file, writes to it or to the region: as above.

@@ -1,4 +1,5 @@
-//! Many files through few descriptors, and files that change.
+//! Many files through few descriptors, files that change, and files that are mapped.
+#![allow(unsafe_code)]
 
 use super::super::source::read_exactly;
 use super::*;
@@ -263,4 +264,39 @@ fn a_file_that_was_shortened_gives_what_is_there_and_then_ends() {
         matches!(fault, crate::error::Failure::Read { found, .. } if found == left),
         "{fault:?}"
     );
+}
+
+fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
+    let named = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(named.path(), bytes).unwrap();
+    let file = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
+    file.map().unwrap();
+    (named, file)
+}
+
+#[test]
+fn reads_are_of_the_file_and_not_of_what_was_written_to_its_tensors_and_end_with_it() {
+    let (_file, source) = mapped(b"0123456789");
+    let first = source.memory().unwrap().as_ptr();
+    // SAFETY: the mapping is writable for ten bytes, and no other code uses it.
+    unsafe { first.write(b'x') };
+    let mut dest = [0; 20];
+    assert_eq!(source.read_at(0, &mut dest).unwrap(), 10);
+    assert_eq!(&dest[..11], b"0123456789\0");
+    assert_eq!(source.read_at(9, &mut dest).unwrap(), 1);
+    assert_eq!(source.read_at(10, &mut dest).unwrap(), 0);
+}
+
+#[test]
+fn a_mapped_file_that_is_shortened_is_read_to_its_end_or_cannot_be_shortened() {
+    let (file, source) = mapped(&[7; 20_000]);
+    let shortened = file.as_file().set_len(5000);
+    let left = if shortened.is_ok() { 5000 } else { 20_000 };
+    assert_eq!(source.nbytes_now().unwrap(), Some(left));
+    let mut dest = vec![0; 20_000];
+    assert_eq!(
+        source.read_at(0, &mut dest).unwrap(),
+        usize::try_from(left).unwrap()
+    );
+    assert_eq!(shortened.is_err(), cfg!(windows), "{shortened:?}");
 }
