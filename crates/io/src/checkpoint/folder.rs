@@ -11,7 +11,7 @@ use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 use super::shards::{Backing, Shards, Store};
 use crate::disk::{Beneath, Facts, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::file::{Archive, LocalFile, Place, Stamp, check_unchanged, most_open};
+use crate::file::{Archive, LocalFile, Place, check_unchanged, is_in_its_place, most_open};
 use crate::options::{OpenOptions, Reach, ShardHeaders};
 use crate::workers::{Reading, of_directory};
 
@@ -85,18 +85,10 @@ impl Folder {
         let place = self.place(name);
         if !is_open {
             let facts = self.facts(name)?;
-            return Ok(Arc::new(LocalFile::unopened(place, &facts)));
+            return Ok(Arc::new(LocalFile::unopened(place, facts)));
         }
         let file = LocalFile::one_of_many(place).map(Arc::new);
         file.map_err(|refusal| self.refused(name.as_ref(), refusal))
-    }
-}
-
-fn changed(then: &Stamp, nbytes_now: Option<u64>, path: PathBuf) -> Error {
-    Error::Changed {
-        path: Some(path),
-        nbytes_at_open: then.nbytes(),
-        nbytes_now,
     }
 }
 
@@ -157,7 +149,7 @@ impl Beside {
 #[derive(Debug)]
 struct Listed {
     name: OsString,
-    stamp: Stamp,
+    facts: Facts,
     waits: bool,
 }
 
@@ -166,18 +158,22 @@ impl Listed {
     fn proven(name: &OsStr, file: &LocalFile, folder: &Folder) -> Result<Listed, Error> {
         let listed = Listed {
             name: name.to_owned(),
-            stamp: *file.stamp(),
+            facts: *file.facts(),
             waits: file.remote().is_some(),
         };
         if listed.is_replaced(folder) {
-            return Err(changed(&listed.stamp, None, folder.path(name)));
+            return Err(Error::Changed {
+                path: Some(folder.path(name)),
+                nbytes_at_open: listed.facts.nbytes,
+                nbytes_now: None,
+            });
         }
         Ok(listed)
     }
 
     fn is_replaced(&self, folder: &Folder) -> bool {
-        let now = folder.facts(&self.name).map(|facts| Stamp::of(&facts));
-        !now.is_ok_and(|now| self.stamp.is_in_its_place(&now, self.waits))
+        let now = folder.facts(&self.name);
+        !now.is_ok_and(|now| is_in_its_place(&self.facts, &now, self.waits))
     }
 }
 
@@ -251,7 +247,7 @@ pub(crate) fn read_index(path: &Path) -> Result<ShardIndex, Error> {
 fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, LocalFile), Error> {
     let path = folder.path(name);
     let file = LocalFile::of(folder.open(name)?).map_err(unopened(&path))?;
-    let index = file.with(|bytes| Ok(index_of(bytes, file.stamp().nbytes(), &path)));
+    let index = file.with(|bytes| Ok(index_of(bytes, file.facts().nbytes, &path)));
     Ok((index.map_err(unopened(&path))??, file))
 }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use ingot_format::{Header, Limits, locked, to_u64};
 
-use crate::disk::{self, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
+use crate::disk::{self, Facts, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, size, unopened};
-use crate::file::{START_NBYTES, Stamp};
+use crate::file::{START_NBYTES, is_in_its_place};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::save::{Pieces, save_pieces};
@@ -21,7 +21,7 @@ use crate::watch::Watch;
 pub(super) struct Held<'p> {
     path: &'p Path,
     file: Locked,
-    stamp: Stamp,
+    facts: Facts,
     /// Whether other names lead to the file too, so that it must not be written in place.
     pub(super) is_shared: bool,
 }
@@ -48,11 +48,10 @@ impl<'p> Held<'p> {
             // The edit that held the lock may have replaced this file by another.
             if found.identity == facts.identity {
                 let is_shared = disk::is_shared(path, &named, watch).map_err(|stop| stop.about(path, 0))?;
-                let stamp = Stamp::of(&facts);
                 return Ok(Held {
                     path,
                     file,
-                    stamp,
+                    facts,
                     is_shared,
                 });
             }
@@ -71,7 +70,7 @@ impl<'p> Held<'p> {
 
     /// Return all bytes before the data, and the header that they hold.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
-        let (limits, file_nbytes) = (Limits::default(), self.stamp.nbytes());
+        let (limits, file_nbytes) = (Limits::default(), self.facts.nbytes);
         let invalid = |fault| Error::Header {
             path: Some(self.path.to_owned()),
             fault,
@@ -120,10 +119,7 @@ impl<'p> Held<'p> {
 
     /// Fail if the path leads to another file by now, or a process wrote to this one.
     pub(super) fn check(&self) -> Result<(), Error> {
-        let is_this = |facts| {
-            let now = Stamp::of(&facts);
-            self.stamp.is_same_file(&now) && self.stamp.is_unwritten(&now)
-        };
+        let is_this = |now| is_in_its_place(&self.facts, &now, false);
         if disk::facts_at(self.path).is_ok_and(is_this) {
             return Ok(());
         }
@@ -142,7 +138,7 @@ impl<'p> Held<'p> {
         write().map_err(|source| Error::Write {
             path: self.path.to_owned(),
             step: "change its header in place",
-            nbytes: self.stamp.nbytes(),
+            nbytes: self.facts.nbytes,
             source,
         })
     }

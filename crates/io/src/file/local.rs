@@ -3,11 +3,13 @@
 //! A process may have some thousand files open at most, often 1,024, and a checkpoint may have more shards. A single file
 //! stays open. One of many is opened when it is read, and only the files that were opened last stay open.
 
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 #[cfg(target_os = "linux")]
 use std::io::IoSliceMut;
+use std::mem;
 #[cfg(target_os = "linux")]
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -21,7 +23,6 @@ use memmap2::MmapOptions;
 
 #[cfg(target_os = "linux")]
 use super::direct::{self, DirectReader};
-use super::pool::OpenFiles;
 #[cfg(target_os = "linux")]
 use super::residency;
 #[cfg(target_os = "linux")]
@@ -39,75 +40,21 @@ const WINDOWS: u64 = 32;
 /// thread keeps its own file open: with the 16 threads that open and read local files, that is 128 descriptors.
 const MOST_OPEN: usize = 48;
 
-static OPEN_FILES: OpenFiles<Opened> = OpenFiles::new(MOST_OPEN);
+static OPEN_FILES: OpenFiles = OpenFiles::new(MOST_OPEN);
 
 /// Return how many files of checkpoints stay open between reads.
 pub(crate) fn most_open() -> usize {
     OPEN_FILES.most()
 }
 
-/// The version of a file: its identity, size and time of modification.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Stamp {
-    /// The device, and the number of the file there.
-    identity: (u64, u64),
-    nbytes: u64,
-    modified: (i64, i64),
-}
-
-impl Stamp {
-    pub(crate) fn of(facts: &Facts) -> Stamp {
-        Stamp {
-            identity: facts.identity,
-            nbytes: facts.nbytes,
-            modified: facts.modified,
-        }
-    }
-
-    pub(crate) fn nbytes(&self) -> u64 {
-        self.nbytes
-    }
-
-    /// Return text that other machines with this file system compare. It omits the number of the file, which may differ
-    /// between machines.
-    fn version(&self) -> String {
-        format!("written {} {}", self.modified.0, self.modified.1)
-    }
-
-    /// Return text that differs between versions. It omits the number of the file, which may differ between containers.
-    pub(crate) fn identity(&self) -> String {
-        format!("{} bytes, {}", self.nbytes, self.version())
-    }
-
-    /// Return the size in `now`; `None` if the file changed and its size does not show that. The numbers of the files are
-    /// compared unless `is_renumbered`.
-    fn nbytes_now(&self, now: &Stamp, is_renumbered: bool) -> Option<u64> {
-        (now.nbytes != self.nbytes || self.is_in_its_place(now, is_renumbered)).then_some(now.nbytes)
-    }
-
-    /// Return whether the file was not written to between this stamp and `now`.
-    pub(crate) fn is_unwritten(&self, now: &Stamp) -> bool {
-        // Not the inode's change time or link count: replacing the file by rename alters them, and an open descriptor
-        // still reads the old file unharmed.
-        now.nbytes == self.nbytes && now.modified == self.modified
-    }
-
-    /// Return whether `now` belongs to the same file, which may have been written to.
-    pub(crate) fn is_same_file(&self, now: &Stamp) -> bool {
-        now.identity == self.identity
-    }
-
-    /// Return whether the file that now has the path is the same file, and unwritten. A file system that `waits` for a
-    /// network or another process may number a file anew at each opening (FUSE, CIFS): there only size and time count.
-    pub(crate) fn is_in_its_place(&self, now: &Stamp, waits: bool) -> bool {
-        self.is_unwritten(now) && (waits || self.is_same_file(now))
-    }
-}
-
 /// A regular file. Any number of threads may read it at once, since reading by position needs no seeking.
 #[derive(Debug)]
 pub struct LocalFile {
-    stamp: Stamp,
+    /// The facts of the file when it was opened first.
+    facts: Facts,
+    /// The name of the file system if reading from it waits for a network or another process. Unknown until the file was
+    /// opened once.
+    remote: OnceLock<Option<&'static str>>,
     descriptor: Descriptor,
     /// The whole file, if it is mapped.
     memory: OnceLock<Arc<Memory>>,
@@ -138,13 +85,19 @@ impl LocalFile {
     /// # Errors
     /// A system error; the file is a directory, a FIFO, a socket or a device.
     pub fn of(file: File) -> io::Result<LocalFile> {
-        let (opened, stamp) = Opened::new(file)?;
-        Ok(LocalFile::new(stamp, Descriptor::Kept(opened)))
+        let facts = regular(&file)?;
+        let remote = remote_file_system(&file);
+        let kept = LocalFile::new(facts, Descriptor::Kept(Opened::new(file, remote)));
+        Ok(LocalFile {
+            remote: OnceLock::from(remote),
+            ..kept
+        })
     }
 
-    fn new(stamp: Stamp, descriptor: Descriptor) -> LocalFile {
+    fn new(facts: Facts, descriptor: Descriptor) -> LocalFile {
         LocalFile {
-            stamp,
+            facts,
+            remote: OnceLock::new(),
             descriptor,
             memory: OnceLock::new(),
             #[cfg(target_os = "linux")]
@@ -163,35 +116,45 @@ impl LocalFile {
         LocalFile::among(&OPEN_FILES, place)
     }
 
-    fn among(others: &'static OpenFiles<Opened>, place: Place) -> Result<LocalFile, Refusal> {
-        let (opened, stamp) = Opened::new(place.open()?)?;
+    fn among(others: &'static OpenFiles, place: Place) -> Result<LocalFile, Refusal> {
+        let file = place.open()?;
+        let facts = regular(&file)?;
         let reopened = Reopened::new(others, place);
-        reopened.keep(opened);
-        Ok(LocalFile::new(stamp, Descriptor::Reopened(reopened)))
+        let remote = remote_file_system(&file);
+        reopened.keep(Opened::new(file, remote));
+        Ok(LocalFile {
+            remote: OnceLock::from(remote),
+            ..LocalFile::new(facts, Descriptor::Reopened(reopened))
+        })
     }
 
     /// Return the file at `place`, which has these `facts` and is opened when it is read.
-    pub(crate) fn unopened(place: Place, facts: &Facts) -> LocalFile {
-        let reopened = Reopened::new(&OPEN_FILES, place);
-        LocalFile::new(Stamp::of(facts), Descriptor::Reopened(reopened))
+    pub(crate) fn unopened(place: Place, facts: Facts) -> LocalFile {
+        LocalFile::new(facts, Descriptor::Reopened(Reopened::new(&OPEN_FILES, place)))
     }
 
-    /// Return the stamp that the file had when it was opened first.
-    pub(crate) fn stamp(&self) -> &Stamp {
-        &self.stamp
+    /// Return the facts of the file when it was opened first.
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     /// Return the name of the file system if reading from it waits for a network or another process.
     pub(crate) fn remote(&self) -> Option<&'static str> {
-        match &self.descriptor {
-            Descriptor::Kept(opened) => opened.remote,
-            Descriptor::Reopened(file) => file.remote.get().copied().flatten(),
-        }
+        self.remote.get().copied().flatten()
     }
 
     /// Return text that differs between versions, and whether other machines see the same file.
     pub(crate) fn identity(&self) -> (String, bool) {
-        (self.stamp.identity(), self.remote().is_some())
+        // Not the number of the file, which may differ between containers.
+        let text = format!("{} bytes, {}", self.facts.nbytes, self.written());
+        (text, self.remote().is_some())
+    }
+
+    /// Return text that other machines with this file system compare. It omits the number of the file, which may differ
+    /// between machines.
+    fn written(&self) -> String {
+        let (seconds, rest) = self.facts.modified;
+        format!("written {seconds} {rest}")
     }
 
     /// Call `work` with the open file.
@@ -205,8 +168,22 @@ impl LocalFile {
     fn opened<R>(&self, work: impl FnOnce(&Opened) -> io::Result<R>) -> io::Result<R> {
         match &self.descriptor {
             Descriptor::Kept(opened) => work(opened),
-            Descriptor::Reopened(file) => work(&*file.open(&self.stamp)?),
+            Descriptor::Reopened(reopened) => match reopened.find() {
+                Some(opened) => work(&opened),
+                None => work(&*reopened.keep(self.open_again(&reopened.place)?)),
+            },
         }
+    }
+
+    fn open_again(&self, place: &Place) -> io::Result<Opened> {
+        let file = place.open()?;
+        let now = regular(&file)?;
+        let remote = *self.remote.get_or_init(|| remote_file_system(&file));
+        // The number of the file is compared too: two saves within one tick of the clock have one time.
+        if !is_in_its_place(&self.facts, &now, remote.is_some()) {
+            return Err(replaced());
+        }
+        Ok(Opened::new(file, remote))
     }
 
     /// Call `work` with the file if it is open.
@@ -225,7 +202,7 @@ impl LocalFile {
         let Some(facts) = self.if_open(|opened| disk::facts(&opened.file)) else {
             return self.with(|_| Ok(()));
         };
-        if self.stamp.is_unwritten(&Stamp::of(&facts?)) {
+        if is_unwritten(&self.facts, &facts?) {
             Ok(())
         } else {
             Err(replaced())
@@ -249,21 +226,30 @@ fn replaced() -> io::Error {
 
 impl ReadAt for LocalFile {
     fn nbytes(&self) -> u64 {
-        self.stamp.nbytes
+        self.facts.nbytes
     }
 
     fn check_size(&self) -> io::Result<()> {
-        self.opened(|opened| match opened.remote {
+        self.with(|file| match self.remote() {
             // The size of such a file system is made up by a server or another process.
             Some(_) => Ok(()),
-            None => disk::check_extent(&opened.file, self.stamp.nbytes),
+            None => disk::check_extent(file, self.facts.nbytes),
         })
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
         // Not from the mapping: if another process truncated the file, this is a short read, and copying from the
         // missing pages would be a SIGBUS.
-        self.opened(|opened| opened.read_at(position, dest))
+        self.opened(|opened| {
+            #[cfg(target_os = "linux")]
+            if dest.len() >= direct::LEAST_NBYTES
+                && !self.waits()
+                && let Some(count) = opened.direct.read_at(&opened.file, position, dest)
+            {
+                return Ok(count);
+            }
+            disk::read_at(&opened.file, dest, position)
+        })
     }
 
     #[cfg(target_os = "linux")]
@@ -305,19 +291,42 @@ impl ReadAt for LocalFile {
     }
 
     fn version(&self) -> Option<String> {
-        self.waits().then(|| self.stamp.version())
+        self.waits().then(|| self.written())
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        if let Some(facts) = self.if_open(|opened| disk::facts(&opened.file)) {
+        let (now, waits) = match (self.if_open(|opened| disk::facts(&opened.file)), &self.descriptor) {
             // An open descriptor is of the same file, though Windows may number it otherwise once it is deleted.
-            return Ok(self.stamp.nbytes_now(&Stamp::of(&facts?), true));
-        }
-        let facts = match &self.descriptor {
-            Descriptor::Kept(_) => None,
-            Descriptor::Reopened(file) => file.facts_at_place()?,
+            (Some(facts), _) => (Some(facts?), true),
+            (None, Descriptor::Reopened(reopened)) => (reopened.place.facts_now()?, self.waits()),
+            (None, Descriptor::Kept(_)) => (None, true),
         };
-        Ok(facts.and_then(|facts| self.stamp.nbytes_now(&Stamp::of(&facts), self.waits())))
+        // The size does not show a change that keeps it.
+        let shows = |now: &Facts| now.nbytes != self.facts.nbytes || is_in_its_place(&self.facts, now, waits);
+        Ok(now.filter(shows).map(|now| now.nbytes))
+    }
+}
+
+/// Return whether a file was not written to between `then` and `now`.
+fn is_unwritten(then: &Facts, now: &Facts) -> bool {
+    // Not the inode's change time or link count: replacing the file by rename alters them, and an open descriptor
+    // still reads the old file unharmed.
+    now.nbytes == then.nbytes && now.modified == then.modified
+}
+
+/// Return whether the file that has the path `now` is the same file as `then`, and unwritten. A file system that `waits` for a
+/// network or another process may number a file anew at each opening (FUSE, CIFS): there only size and time count.
+pub(crate) fn is_in_its_place(then: &Facts, now: &Facts, waits: bool) -> bool {
+    is_unwritten(then, now) && (waits || now.identity == then.identity)
+}
+
+/// Return the facts of an open file. Fail if it is a directory, a FIFO, a socket or a device.
+fn regular(file: &File) -> io::Result<Facts> {
+    let facts = disk::facts(file)?;
+    match facts.kind {
+        Kind::File => Ok(facts),
+        Kind::Directory => Err(disk::is_a_directory()),
+        Kind::Link | Kind::Other => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
     }
 }
 
@@ -325,46 +334,22 @@ impl ReadAt for LocalFile {
 #[derive(Debug)]
 struct Opened {
     file: File,
-    /// The file system, if reading from it waits for a network or another process.
-    remote: Option<&'static str>,
     #[cfg(target_os = "linux")]
     direct: DirectReader,
 }
 
 impl Opened {
-    /// Take over an open file and return it with its stamp. Fails if it is a directory, a FIFO, a socket or a device.
-    fn new(file: File) -> io::Result<(Opened, Stamp)> {
-        let facts = disk::facts(&file)?;
-        match facts.kind {
-            Kind::File => {}
-            Kind::Directory => return Err(disk::is_a_directory()),
-            Kind::Link | Kind::Other => {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-            }
-        }
-        let remote = remote_file_system(&file);
+    #[cfg_attr(not(target_os = "linux"), allow(unused_variables, reason = "Linux takes advice about reading"))]
+    fn new(file: File, remote: Option<&'static str>) -> Opened {
         #[cfg(target_os = "linux")]
         if remote.is_some() {
             residency::read_far_ahead(&file);
         }
-        let opened = Opened {
+        Opened {
             file,
-            remote,
             #[cfg(target_os = "linux")]
             direct: DirectReader::default(),
-        };
-        Ok((opened, Stamp::of(&facts)))
-    }
-
-    fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        #[cfg(target_os = "linux")]
-        if dest.len() >= direct::LEAST_NBYTES
-            && self.remote.is_none()
-            && let Some(count) = self.direct.read_at(&self.file, position, dest)
-        {
-            return Ok(count);
         }
-        disk::read_at(&self.file, dest, position)
     }
 }
 
@@ -406,23 +391,30 @@ impl Place {
             Place::Beneath(..) => Ok(disk::facts(&self.open()?)?),
         }
     }
+
+    /// As [`Place::facts`]; `None` if no file there may be read.
+    fn facts_now(&self) -> io::Result<Option<Facts>> {
+        match self.facts() {
+            Ok(facts) => Ok(Some(facts)),
+            Err(Refusal::Elsewhere(_)) => Ok(None),
+            Err(Refusal::System(fault)) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(Refusal::System(fault)) => Err(fault),
+        }
+    }
 }
 
 /// One of many files, which is opened when it is read.
 #[derive(Debug)]
 struct Reopened {
     place: Place,
-    /// As [`Opened::remote`]; unknown until the file was opened once.
-    remote: OnceLock<Option<&'static str>>,
     opened: Mutex<Weak<Opened>>,
-    others: &'static OpenFiles<Opened>,
+    others: &'static OpenFiles,
 }
 
 impl Reopened {
-    fn new(others: &'static OpenFiles<Opened>, place: Place) -> Reopened {
+    fn new(others: &'static OpenFiles, place: Place) -> Reopened {
         Reopened {
             place,
-            remote: OnceLock::new(),
             opened: Mutex::default(),
             others,
         }
@@ -432,22 +424,9 @@ impl Reopened {
         briefly(&self.opened)?.upgrade()
     }
 
-    fn open(&self, expected: &Stamp) -> io::Result<Arc<Opened>> {
-        if let Some(opened) = self.find() {
-            return Ok(opened);
-        }
-        let (opened, now) = Opened::new(self.place.open()?)?;
-        // The number of the file is compared too: two saves within one tick of the clock have one time.
-        if !expected.is_in_its_place(&now, opened.remote.is_some()) {
-            return Err(replaced());
-        }
-        Ok(self.keep(opened))
-    }
-
     /// Keep the file open for other reads, and return the descriptor that they use. If two threads opened the file, that is
     /// the descriptor of the first.
     fn keep(&self, opened: Opened) -> Arc<Opened> {
-        self.remote.get_or_init(|| opened.remote);
         let opened = Arc::new(opened);
         // A fork may have left the lock closed for good: the file is then open for this read only.
         let Some(mut slot) = briefly(&self.opened) else {
@@ -461,16 +440,6 @@ impl Reopened {
         self.others.keep(Arc::clone(&opened));
         opened
     }
-
-    /// Return the facts of the file that has the place now; `None` if no file there may be read.
-    fn facts_at_place(&self) -> io::Result<Option<Facts>> {
-        match self.place.facts() {
-            Ok(facts) => Ok(Some(facts)),
-            Err(Refusal::Elsewhere(_)) => Ok(None),
-            Err(Refusal::System(fault)) if fault.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(Refusal::System(fault)) => Err(fault),
-        }
-    }
 }
 
 impl Drop for Reopened {
@@ -481,8 +450,55 @@ impl Drop for Reopened {
     }
 }
 
+/// The files that were opened last. A file that leaves the list is closed when no thread reads it.
+///
+/// A fork may leave the lock closed for good. No file is kept open then.
+#[derive(Debug)]
+struct OpenFiles {
+    most: usize,
+    files: Mutex<VecDeque<Arc<Opened>>>,
+}
+
+impl OpenFiles {
+    const fn new(most: usize) -> OpenFiles {
+        OpenFiles {
+            most,
+            files: Mutex::new(VecDeque::new()),
+        }
+    }
+
+    /// Return how many files stay open: at most a quarter of the descriptors that the process may have.
+    fn most(&self) -> usize {
+        self.most.min(disk::descriptors_allowed() / 4)
+    }
+
+    /// Keep `file` open until as many other files were opened after it.
+    fn keep(&self, file: Arc<Opened>) {
+        let Some(mut files) = briefly(&self.files) else {
+            return;
+        };
+        files.push_back(file);
+        let surplus = files.len().saturating_sub(self.most());
+        let closed: Vec<_> = files.drain(..surplus).collect();
+        // Closing may take time on a network file system, so the lock is released first.
+        drop((files, closed));
+    }
+
+    /// Stop keeping `file` open.
+    fn release(&self, file: &Arc<Opened>) {
+        if let Some(mut files) = briefly(&self.files) {
+            files.retain(|kept| !Arc::ptr_eq(kept, file));
+        }
+    }
+
+    /// Stop keeping files open.
+    fn clear(&self) {
+        drop(briefly(&self.files).map(|mut files| mem::take(&mut *files)));
+    }
+}
+
 /// Call `open`. If the process has no descriptor left, close the idle files of `kept` and call `open` again.
-fn with_room(kept: &OpenFiles<Opened>, open: impl Fn() -> Result<File, Refusal>) -> Result<File, Refusal> {
+fn with_room(kept: &OpenFiles, open: impl Fn() -> Result<File, Refusal>) -> Result<File, Refusal> {
     match open() {
         Err(Refusal::System(fault)) if is_out_of_descriptors(&fault) => {
             kept.clear();

@@ -5,7 +5,6 @@ mod backend;
 #[cfg(target_os = "linux")]
 mod direct;
 mod local;
-mod pool;
 #[cfg(target_os = "linux")]
 mod residency;
 #[cfg(target_os = "linux")]
@@ -16,6 +15,6 @@ pub use archive::{Archive, Tensor, TensorId};
 pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest};
 pub(crate) use backend::threads_of_environment;
 pub use local::LocalFile;
-pub(crate) use local::{Place, Stamp, most_open};
+pub(crate) use local::{Place, is_in_its_place, most_open};
 pub use source::{Given, MemorySource, ReadAt, Source, read_header};
 pub(crate) use source::{START_NBYTES, Stream, read_exactly};

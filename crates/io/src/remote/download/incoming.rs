@@ -14,10 +14,10 @@ use ingot_format::{StopFlag, locked, to_u64, to_usize};
 use super::part_table::{PartHash, PartHashes, PartTable, SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::digest::{Algorithm, Hasher};
-use crate::disk;
+use crate::disk::{self, Facts};
 use crate::error::{Error, Failure};
 use crate::file::check_unchanged;
-use crate::file::{ReadAt, Stamp, Stream, read_exactly};
+use crate::file::{ReadAt, Stream, is_in_its_place, read_exactly};
 use crate::options::{ReadOptions, SaveOptions};
 use crate::payload::FileRange;
 use crate::save::{Temp, is_there};
@@ -59,7 +59,7 @@ struct Partial {
 
 enum Handle {
     Open(Arc<Temp>),
-    Closed(Stamp),
+    Closed(Facts),
 }
 
 impl Partial {
@@ -88,19 +88,19 @@ impl Partial {
         let mut handle = locked(&self.handle);
         let closed = match &*handle {
             Handle::Open(temp) => return Ok(Arc::clone(temp)),
-            Handle::Closed(stamp) => stamp,
+            Handle::Closed(facts) => facts,
         };
         let mut temp = Temp::resume(&self.path, &self.save, &Unwatched)?;
-        let now = self.stamp(&temp)?;
-        if !closed.is_same_file(&now) || !closed.is_unwritten(&now) {
-            if now.nbytes() == 0 {
+        let now = self.facts(&temp)?;
+        if !is_in_its_place(closed, &now, false) {
+            if now.nbytes == 0 {
                 // The other file was removed, and this one was just created.
                 temp.discard();
             }
             return Err(Error::Changed {
                 path: Some(self.path.clone()),
                 nbytes_at_open: self.nbytes,
-                nbytes_now: (now.nbytes() != self.nbytes).then_some(now.nbytes()),
+                nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
             });
         }
         temp.grow_to(self.nbytes);
@@ -115,17 +115,16 @@ impl Partial {
             && !self.stays_open
             && Arc::strong_count(temp) == 1
         {
-            *handle = Handle::Closed(self.stamp(temp)?);
+            *handle = Handle::Closed(self.facts(temp)?);
         }
         Ok(())
     }
 
-    fn stamp(&self, temp: &Temp) -> Result<Stamp, Error> {
-        let facts = disk::facts(temp.file()).map_err(|source| Error::Open {
+    fn facts(&self, temp: &Temp) -> Result<Facts, Error> {
+        disk::facts(temp.file()).map_err(|source| Error::Open {
             path: self.path.clone(),
             source,
-        })?;
-        Ok(Stamp::of(&facts))
+        })
     }
 }
 
@@ -439,7 +438,7 @@ mod tests {
 
     const NEW: SaveOptions = SaveOptions::new().replace(Replace::Nothing);
 
-    /// Without the stamp, the second and the third file would be overwritten.
+    /// Without the comparison, the second and the third file would be overwritten.
     #[test]
     fn a_closed_file_is_opened_again_only_if_it_is_unchanged() {
         let folder = tempfile::tempdir().unwrap();

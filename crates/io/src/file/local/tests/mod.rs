@@ -11,14 +11,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Files that share a list of open files.
 struct ManyFiles {
     folder: tempfile::TempDir,
-    open: &'static OpenFiles<Opened>,
+    open: &'static OpenFiles,
     files: Vec<LocalFile>,
 }
 
 impl ManyFiles {
     fn new(most: usize, count: u8) -> ManyFiles {
         let folder = tempfile::tempdir().unwrap();
-        let open: &'static OpenFiles<Opened> = Box::leak(Box::new(OpenFiles::new(most)));
+        let open: &'static OpenFiles = Box::leak(Box::new(OpenFiles::new(most)));
         let files = Vec::new();
         let mut made = ManyFiles { folder, open, files };
         for number in 0..count {
@@ -108,7 +108,7 @@ fn a_file_that_is_read_is_not_closed() {
 fn a_file_that_was_not_opened_yet_is_opened_when_it_is_read() {
     let files = ManyFiles::new(1, 1);
     let path = files.path(0);
-    let file = LocalFile::unopened(Place::of(&path), &disk::facts_at(&path).unwrap());
+    let file = LocalFile::unopened(Place::of(&path), disk::facts_at(&path).unwrap());
     assert!(file.if_open(|_| ()).is_none());
     assert_eq!(file.nbytes_now().unwrap(), Some(9));
     file.ensure_open().unwrap();
