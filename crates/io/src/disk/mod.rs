@@ -3,7 +3,6 @@
 
 mod entry;
 mod facts;
-mod file_systems;
 mod locked;
 #[cfg(unix)]
 mod unix;
@@ -18,9 +17,6 @@ use windows as system;
 pub use entry::blob_digest;
 pub(crate) use entry::{DirectoryEntry, Resolved, is_shared};
 pub(crate) use facts::{Birth, Facts, Kind, Lock, Opening, Refusal, Size, Unlinked};
-#[cfg(test)]
-pub(crate) use file_systems::REMOTE_FILE_SYSTEMS;
-pub(crate) use file_systems::remote_file_system;
 pub(crate) use locked::Locked;
 pub(crate) use system::attributes::Attributes;
 pub(crate) use system::beneath::Beneath;
@@ -33,7 +29,7 @@ pub(crate) use system::fault::{
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
     facts_at, facts_of_name, file_system, lock_holder, open_both_ways, open_direct, open_for_reading,
-    read_at, refuses_direct, reserve, share_lock, try_lock, unlock, wait_writable, write_all_at, write_at,
+    read_at, refuses_direct, remote_file_system, reserve, share_lock, try_lock, unlock, wait_writable, write_all_at, write_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};
 /// What a download asks of what an earlier one left.

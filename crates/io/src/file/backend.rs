@@ -36,9 +36,8 @@ pub(super) fn attach(
     }
 }
 
-/// Choose the backend of a file, with the reason. `remote` is its file system if that is one of
-/// [`REMOTE_FILE_SYSTEMS`](crate::disk::REMOTE_FILE_SYSTEMS), `variable` the value of [`BACKEND_VARIABLE`] if that is set, and
-/// `mapped` the number of mapped files.
+/// Choose the backend of a file, with the reason. `remote` is its file system if reading from it waits for a network or another
+/// process, `variable` the value of [`BACKEND_VARIABLE`] if that is set, and `mapped` the number of mapped files.
 fn choose(
     asked: Backend,
     variable: Option<&str>,
@@ -88,7 +87,7 @@ pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::{REMOTE_FILE_SYSTEMS, remote_file_system};
+    use crate::disk::remote_file_system;
 
     fn chosen(asked: Backend, variable: Option<&str>) -> (Backend, Cow<'static, str>) {
         choose(asked, variable, None, 0).unwrap()
@@ -133,7 +132,7 @@ mod tests {
             assert_eq!(choice.0, Backend::Pread, "{}", choice.1);
             return;
         }
-        for (_, name) in REMOTE_FILE_SYSTEMS {
+        for name in ["NFS", "FUSE"] {
             let choice = choose(Backend::Auto, None, Some(name), 0).unwrap();
             assert_eq!(
                 (choice.0, &*choice.1),

@@ -105,6 +105,11 @@ pub(crate) fn file_system(_: &File) -> Option<u32> {
     None
 }
 
+/// As [`file_system`].
+pub(crate) fn remote_file_system(_: &File) -> Option<&'static str> {
+    None
+}
+
 pub(crate) fn read_at(file: &File, into: &mut [u8], position: u64) -> io::Result<usize> {
     file.seek_read(into, position)
 }
