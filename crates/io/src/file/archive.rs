@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,12 +10,11 @@ use ingot_format::{
     Entry, Header, Index, Limits, Selection, SelectionError, StopFlag, saturating_usize, to_usize,
 };
 
-use super::backend::{attach, threads_of_environment};
 use super::local::LocalFile;
 use super::source::{Given, ReadAt, Source, read_exactly, read_header};
 use crate::error::{Error, Failure, InFile};
 use crate::memory::{Region, alignment};
-use crate::options::{OpenOptions, ShardHeader};
+use crate::options::{OpenOptions, ShardHeader, THREADS_VARIABLE};
 
 /// The path in errors about bytes in memory.
 pub(crate) const BUFFER: &str = "<buffer>";
@@ -77,7 +77,7 @@ impl Archive {
             None => read_header(&*file, Some(&path), &options.limits)?,
         };
         threads_of_environment()?;
-        let (backend, why) = attach(&file, options.backend, &path)?;
+        let (backend, why) = file.attach(options.backend, &path)?;
         Ok(Archive {
             path: Some(path),
             header,
@@ -269,6 +269,17 @@ impl Archive {
         self.header
             .entries()
             .find(|entry| entry.begin <= begin && begin < entry.end)
+    }
+}
+
+/// Return the value of [`THREADS_VARIABLE`].
+pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
+    match std::env::var(THREADS_VARIABLE) {
+        Ok(found) if !found.is_empty() => found
+            .parse()
+            .map(Some)
+            .map_err(|_| Error::InvalidThreads { found }),
+        _ => Ok(None),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Files and other sources of bytes: opening, reading headers, reading by position, mapping.
 
 mod archive;
-mod backend;
 #[cfg(target_os = "linux")]
 mod direct;
 mod local;
@@ -12,8 +11,7 @@ mod rows;
 mod source;
 
 pub use archive::{Archive, Tensor, TensorId};
-pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest};
-pub(crate) use backend::threads_of_environment;
+pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest, threads_of_environment};
 pub use local::LocalFile;
 pub(crate) use local::{Place, is_in_its_place, most_open};
 pub use source::{Given, MemorySource, ReadAt, Source, read_header};

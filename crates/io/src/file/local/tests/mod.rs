@@ -300,3 +300,60 @@ fn a_mapped_file_that_is_shortened_is_read_to_its_end_or_cannot_be_shortened() {
     );
     assert_eq!(shortened.is_err(), cfg!(windows), "{shortened:?}");
 }
+
+fn chosen(asked: Backend, variable: Option<&str>) -> (Backend, Cow<'static, str>) {
+    choose(asked, variable, None, 0).unwrap()
+}
+
+#[test]
+fn the_caller_comes_before_the_environment_and_that_before_the_file() {
+    assert_eq!(chosen(Backend::Mmap, Some("pread")).0, Backend::Mmap);
+    assert_eq!(chosen(Backend::Auto, Some("pread")).0, Backend::Pread);
+    assert_eq!(chosen(Backend::Auto, Some("pread")).1, "INGOT_BACKEND=pread");
+    assert_eq!(chosen(Backend::Auto, Some("auto")), chosen(Backend::Auto, None));
+    assert_eq!(chosen(Backend::Auto, Some("")), chosen(Backend::Auto, None));
+}
+
+#[test]
+fn a_backend_that_is_none_is_refused_with_the_choices() {
+    let refusal = choose(Backend::Auto, Some("mmpa"), None, 0).unwrap_err();
+    assert_eq!(refusal.code(), "unknown-backend");
+    assert_eq!(
+        refusal.to_string(),
+        "INGOT_BACKEND `mmpa` is unknown: expected one of auto, mmap, pread"
+    );
+    assert!(
+        choose(Backend::Mmap, Some("mmpa"), None, 0).is_ok(),
+        "the caller has said which"
+    );
+}
+
+#[test]
+#[cfg(not(windows))]
+fn no_more_files_are_mapped_by_default_than_a_process_has_mappings_for() {
+    let chosen = |asked, mapped| choose(asked, None, None, mapped).unwrap().0;
+    assert_eq!(chosen(Backend::Auto, MOST_MAPPED - 1), Backend::Mmap);
+    assert_eq!(chosen(Backend::Auto, MOST_MAPPED), Backend::Pread);
+    assert_eq!(chosen(Backend::Mmap, MOST_MAPPED), Backend::Mmap);
+}
+
+#[test]
+fn what_comes_over_a_network_is_read_and_what_does_not_is_mapped() {
+    if cfg!(windows) {
+        let choice = choose(Backend::Auto, None, None, 0).unwrap();
+        assert_eq!(choice.0, Backend::Pread, "{}", choice.1);
+        return;
+    }
+    for name in ["NFS", "FUSE"] {
+        let choice = choose(Backend::Auto, None, Some(name), 0).unwrap();
+        assert_eq!(
+            (choice.0, &*choice.1),
+            (Backend::Pread, &*format!("{name} is slow to map"))
+        );
+        assert_eq!(
+            choose(Backend::Mmap, None, Some(name), 0).unwrap().0,
+            Backend::Mmap
+        );
+    }
+    assert_eq!(remote_file_system(&tempfile::tempfile().unwrap()), None);
+}
