@@ -180,7 +180,7 @@ type Opened = std::result::Result<Archive, Error>;
 /// Opens it by one of the ways to read, and says whether that may fail.
 fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> {
     if input.ratio(1, 4)? {
-        return Ok((Archive::from_source(MemorySource::new(bytes), &Limits::default()), false));
+        return Ok((Archive::from_source(MemorySource::new(bytes), &OpenOptions::default()), false));
     }
     let fails_from = match input.ratio(1, 8)? {
         true => Some(input.int_in_range(0..=bytes.len())?),

@@ -167,7 +167,7 @@ fn what_goes_wrong_is_that_of_the_file_it_went_wrong_in() {
         Box::new(broken),
         Box::new(MemorySource::new(file(2))),
     ];
-    let archives = sources.map(|source| Archive::from_source(source, &Limits::default()).unwrap());
+    let archives = sources.map(|source| Archive::from_source(source, &OpenOptions::default()).unwrap());
     let all: Vec<Tensor<'_>> = archives
         .iter()
         .flat_map(|archive| (0..SIZES.len()).map(|number| archive.tensor(number).unwrap()))

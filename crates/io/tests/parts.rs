@@ -81,7 +81,7 @@ fn ranges_of_bytes_read_only_these() {
         bytes: MemorySource::new(bytes.clone()),
         read: Arc::clone(&read),
     };
-    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let archive = Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap();
     let data = &bytes[bytes.len() - 1500..];
     for range in [0..1500, 0..1, 1..2, 700..1501, 1499..1500, 40..40, 2000..3000] {
         read.store(0, Ordering::Relaxed);
@@ -112,7 +112,7 @@ proptest! {
         let path = folder.path().join("f");
         std::fs::write(&path, &bytes).unwrap();
         let open = |backend| Archive::open(&path, &OpenOptions::new().backend(backend)).unwrap();
-        let memory = Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &Limits::default()).unwrap();
+        let memory = Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &OpenOptions::default()).unwrap();
         let places = |from: usize, to: usize, step: usize, size: usize| -> Vec<usize> { (from.min(size)..to.min(size)).step_by(step).collect() };
         let entry = *memory.find("m").unwrap().entry();
         let start = usize::try_from(memory.header().data_start() + entry.begin).unwrap();
@@ -153,7 +153,7 @@ fn little_more_is_read_than_what_is_needed() {
             bytes: MemorySource::new(bytes),
             read: Arc::clone(&counter),
         };
-        let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+        let archive = Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap();
         let ratio = |index: Vec<Index>| {
             counter.store(0, Ordering::Relaxed);
             let region = &read(&archive, &[("m", index, None)], 2)[0];
@@ -178,7 +178,7 @@ fn runs_side_by_side_are_read_at_once() {
         bytes: MemorySource::new(bytes),
         read: Arc::clone(&counter),
     };
-    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let archive = Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap();
     counter.store(0, Ordering::Relaxed);
     // Reading 10,000 times four bytes would take a hundred times as long as reading all of them.
     read(&archive, &[("m", vec![Index::WHOLE, Index::At(3)], None)], 1);
@@ -188,7 +188,7 @@ fn runs_side_by_side_are_read_at_once() {
 #[test]
 fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
     let bytes = file(&[("m", Dtype::F32, &[4]), ("n", Dtype::I32, &[4])]);
-    let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &Limits::default()).unwrap();
+    let archive = Archive::from_source(Box::new(MemorySource::new(bytes)), &OpenOptions::default()).unwrap();
     let integers = Job::new(archive.find("n").unwrap(), &[], Some(Dtype::F16)).unwrap();
     assert_eq!(integers.dtype(), Dtype::I32);
     let refused = Job::new(archive.find("m").unwrap(), &[], Some(Dtype::I32)).unwrap_err();

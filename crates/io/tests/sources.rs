@@ -22,7 +22,7 @@ struct Stuttering {
 
 /// The file that these bytes are.
 fn in_memory(bytes: Vec<u8>) -> Archive {
-    Archive::from_source(MemorySource::new(bytes), &Limits::default()).unwrap()
+    Archive::from_source(MemorySource::new(bytes), &OpenOptions::default()).unwrap()
 }
 
 /// The file that is read like this.
@@ -188,7 +188,7 @@ fn every_source_gives_the_same_bytes() {
     ];
     for source in sources {
         suite(
-            &Archive::from_source(source, &Limits::default()).unwrap(),
+            &Archive::from_source(source, &OpenOptions::default()).unwrap(),
             &tensors,
         );
     }
@@ -567,7 +567,7 @@ fn a_source_of_another_version_is_not_read() {
         bytes,
         version: Arc::clone(&version),
     };
-    let archive = Archive::from_source(source, &Limits::default()).unwrap();
+    let archive = Archive::from_source(source, &OpenOptions::default()).unwrap();
     suite(&archive, &tensors);
     version.store(2, Ordering::Relaxed);
     let fault = archive.read("t03").unwrap_err();
@@ -594,7 +594,7 @@ impl Source for Boasting {
 
 #[test]
 fn a_source_that_reports_more_bytes_than_it_was_given_room_for_is_an_error() {
-    let fault = Archive::from_source(Boasting(file().0), &Limits::default()).unwrap_err();
+    let fault = Archive::from_source(Boasting(file().0), &OpenOptions::default()).unwrap_err();
     assert_eq!(fault.code(), "read");
     assert!(fault.to_string().contains("expected at most"), "{fault}");
 }

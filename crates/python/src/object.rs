@@ -104,6 +104,10 @@ impl ReadAt for ObjectSource {
         self.ask(&(position..end), StopFlag::never())?.read_at(0, dest)
     }
 
+    fn backend(&self) -> (&'static str, &'static str) {
+        ("object", "ranges of bytes that an object gives")
+    }
+
     fn gap_nbytes(&self) -> u64 {
         GAP_NBYTES
     }

@@ -7,9 +7,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Entry, Index, Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Buffer, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
+    Alias, Buffer, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
 };
-use ingot_io::{Backend, CheckpointOptions, Error, Job, Reach, ReadOptions, Tensor};
+use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -128,10 +128,9 @@ impl Checkpoint {
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
-        let limits = limits(leniency, max_header_size)?;
-        Checkpoint::of_archive(py, || {
-            ingot_io::Archive::from_reader(Box::new(source), None, "memory", "bytes in memory", &limits)
-        })
+        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
+        let source = Origin::Other(Box::new(source));
+        Checkpoint::of_archive(py, || ingot_io::Archive::of(source, None, &options, None))
     }
 
     /// Open a `Reader` of `_read/source.py`, whose `name` is for the errors.
@@ -144,13 +143,10 @@ impl Checkpoint {
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let path: Option<String> = reader.getattr("name")?.extract()?;
-        let source = ObjectSource::new(reader)?;
-        let limits = limits(leniency, max_header_size)?;
-        let path = path.map(PathBuf::from);
-        Checkpoint::of_archive(py, || {
-            let why = "ranges of bytes that an object gives";
-            ingot_io::Archive::from_reader(Box::new(source), path, "object", why, &limits)
-        })
+        let source = Origin::Other(Box::new(ObjectSource::new(reader)?));
+        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
+        let path = path.as_deref().map(Path::new);
+        Checkpoint::of_archive(py, || ingot_io::Archive::of(source, path, &options, None))
     }
 
     #[getter]

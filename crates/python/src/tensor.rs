@@ -283,6 +283,10 @@ impl std::fmt::Debug for BufferSource {
 }
 
 impl ReadAt for BufferSource {
+    fn backend(&self) -> (&'static str, &'static str) {
+        ("memory", "bytes in memory")
+    }
+
     fn nbytes(&self) -> u64 {
         to_u64(self.buffer.len_bytes())
     }

@@ -24,5 +24,5 @@ pub(crate) fn archive(tensors: &[(&str, Dtype, Vec<u8>)]) -> Archive {
         let (_, _, bytes) = tensors.iter().find(|(other, _, _)| *other == name).unwrap();
         file.extend_from_slice(bytes);
     }
-    Archive::from_source(Box::new(MemorySource::new(file)), &Limits::default()).unwrap()
+    Archive::from_source(Box::new(MemorySource::new(file)), &OpenOptions::default()).unwrap()
 }

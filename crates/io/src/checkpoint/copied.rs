@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use ingot_format::safetensors::{TensorView, serialize};
-use ingot_format::{Limits, to_usize};
+use ingot_format::to_usize;
 
 use crate::error::Error;
-use crate::file::{Archive, Given, MemorySource, Tensor};
+use crate::file::{Archive, Given, MemorySource, Origin, Tensor};
 use crate::memory::Region;
+use crate::options::OpenOptions;
 
 /// Return a file in memory with these tensors and this metadata. `regions` are the bytes of the tensors. Errors name `path`.
 pub(crate) fn copied<'a>(
@@ -29,12 +30,11 @@ pub(crate) fn copied<'a>(
         .zip(regions)
         .map(view)
         .collect::<Result<Vec<_>, _>>();
-    let path = path.map(Path::to_owned);
     let bytes = views.and_then(|views| serialize(views, metadata));
     let bytes = bytes.map_err(|fault| Error::Unstorable {
-        path: path.clone(),
+        path: path.map(Path::to_owned),
         fault,
     })?;
-    let source = Box::new(Given::new(MemorySource::new(bytes)));
-    Archive::from_reader(source, path, "memory", "a copy of tensors", &Limits::default())
+    let source = Origin::Other(Box::new(Given::new(MemorySource::new(bytes))));
+    Archive::of(source, path, &OpenOptions::default(), None)
 }

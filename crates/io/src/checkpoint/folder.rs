@@ -11,7 +11,7 @@ use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 use super::shards::{Backing, Shards, Store};
 use crate::disk::{Beneath, Facts, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::file::{Archive, LocalFile, Place, check_unchanged, is_in_its_place, most_open};
+use crate::file::{Archive, LocalFile, Origin, Place, check_unchanged, is_in_its_place, most_open};
 use crate::options::{OpenOptions, Reach, ShardHeaders};
 use crate::workers::{Reading, of_directory};
 
@@ -193,7 +193,10 @@ impl Store for Beside {
         let file = &self.shards[number];
         let known = self.headers.of_shard(number);
         let opened = file.ensure_open().map_err(unopened(&path));
-        let archive = opened.and_then(|()| Archive::of_file(Arc::clone(file), &*path, &self.options, known));
+        let archive = opened.and_then(|()| {
+            let file = Origin::Local(Arc::clone(file));
+            Archive::of(file, Some(&path), &self.options, known)
+        });
         archive.map_err(|fault| match check_unchanged(&**file, Some(&path)) {
             // A save replaced the shard, which explains any fault.
             Err(changed @ Error::Changed { .. }) => changed,

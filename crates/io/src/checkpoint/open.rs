@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -13,7 +14,7 @@ use ingot_format::{Foreign, FormatError, ShardIndex, StopFlag};
 use super::folder::{Beside, Folder, read_index};
 use super::{Checkpoint, Contents};
 use crate::error::{CheckpointFault, Error, unopened};
-use crate::file::{Archive, LocalFile};
+use crate::file::{Archive, LocalFile, Origin};
 use crate::options::{CheckpointOptions, Reach, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
@@ -133,7 +134,8 @@ fn open_file(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error>
     } else {
         LocalFile::open(path)?
     };
-    Archive::of_file(file, path, &options.open, options.headers.of_file())
+    let file = Origin::Local(Arc::new(file));
+    Archive::of(file, Some(path), &options.open, options.headers.of_file())
 }
 
 fn open_confined(
@@ -143,7 +145,7 @@ fn open_confined(
     options: &CheckpointOptions,
 ) -> Result<Archive, Error> {
     let file = LocalFile::of(folder.open(name)?).map_err(unopened(path))?;
-    Archive::of_file(file, path, &options.open, None)
+    Archive::of(Origin::Local(Arc::new(file)), Some(path), &options.open, None)
 }
 
 fn index_at(path: &Path, reach: Reach) -> Result<Found, Error> {

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ingot_format::{
-    Entry, Header, Index, Limits, Selection, SelectionError, StopFlag, saturating_usize, to_usize,
+    Entry, Header, Index, Selection, SelectionError, StopFlag, saturating_usize, to_usize,
 };
 
 use super::local::LocalFile;
@@ -36,9 +36,7 @@ pub(crate) const BUFFER: &str = "<buffer>";
 pub struct Archive {
     pub(crate) path: Option<PathBuf>,
     pub(crate) header: Header,
-    pub(crate) source: Arc<dyn ReadAt>,
-    /// The source again, if it is a file of this machine.
-    pub(crate) local: Option<Arc<LocalFile>>,
+    pub(crate) origin: Origin,
     pub(crate) backend: &'static str,
     pub(crate) why: Cow<'static, str>,
 }
@@ -51,72 +49,60 @@ impl Archive {
     /// the rule that the header breaks; [`Error::Read`] if reading the header fails; [`Error::UnknownBackend`] and
     /// [`Error::InvalidThreads`] if a variable of the environment is invalid.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
-        Archive::of_file(LocalFile::open(path)?, path, options, None)
+        let file = Origin::Local(Arc::new(LocalFile::open(path)?));
+        Archive::of(file, Some(path), options, None)
     }
 
-    /// As [`Archive::open`], for an open file. Errors name `path`. The header is not read if another process read it from this
-    /// version of the file.
-    pub(crate) fn of_file(
-        file: impl Into<Arc<LocalFile>>,
-        path: impl Into<PathBuf>,
+    /// Opens the file of a [`Source`], such as bytes in memory ([`MemorySource`](crate::MemorySource)). Only files on this
+    /// machine have a choice of backends.
+    ///
+    /// # Errors
+    /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
+    pub fn from_source(source: impl Source + 'static, options: &OpenOptions) -> Result<Archive, Error> {
+        let source = Origin::Other(Box::new(Given::new(source)));
+        Archive::of(source, None, options, None)
+    }
+
+    /// As [`Archive::open`], for anything that bytes are read from. Errors name `path`. The header is not read if another process
+    /// read it from this version of the file.
+    ///
+    /// # Errors
+    /// As [`Archive::open`].
+    #[doc(hidden)]
+    pub fn of(
+        origin: Origin,
+        path: Option<&Path>,
         options: &OpenOptions,
         known: Option<&ShardHeader>,
     ) -> Result<Archive, Error> {
-        let (file, path) = (file.into(), path.into());
+        let source = origin.source();
         let is_same = |known: &&ShardHeader| {
-            known.nbytes == file.nbytes() && file.version().as_ref() == Some(&known.version)
+            known.nbytes == source.nbytes() && source.version().as_ref() == Some(&known.version)
         };
         let header = match known.filter(is_same) {
             Some(known) => {
                 let header = Header::parse(&known.bytes, known.nbytes, &options.limits);
                 header.map_err(|fault| Error::Header {
-                    path: Some(path.clone()),
+                    path: path.map(Path::to_owned),
                     fault,
                 })?
             }
-            None => read_header(&*file, Some(&path), &options.limits)?,
+            None => read_header(source, path, &options.limits)?,
         };
         threads_of_environment()?;
-        let (backend, why) = file.attach(options.backend, &path)?;
+        let (backend, why) = match &origin {
+            Origin::Local(file) => file.attach(options.backend, path.unwrap_or(Path::new(BUFFER)))?,
+            Origin::Other(source) => {
+                let (backend, why) = source.backend();
+                (backend, why.into())
+            }
+        };
         Ok(Archive {
-            path: Some(path),
+            path: path.map(Path::to_owned),
             header,
-            source: Arc::clone(&file) as _,
-            local: Some(file),
-            backend: backend.name(),
-            why,
-        })
-    }
-
-    /// Opens the file of a [`Source`], such as bytes in memory ([`MemorySource`](crate::MemorySource)).
-    ///
-    /// # Errors
-    /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
-    pub fn from_source(source: impl Source + 'static, limits: &Limits) -> Result<Archive, Error> {
-        let source = Box::new(Given::new(source));
-        Archive::from_reader(source, None, "source", "bytes that a `Source` reads", limits)
-    }
-
-    /// As [`Archive::from_source`], for sources that support more. Errors name `path`; the archive reports `backend` and
-    /// `why`.
-    ///
-    /// # Errors
-    /// As [`Archive::from_source`].
-    #[doc(hidden)]
-    pub fn from_reader(
-        source: Box<dyn ReadAt>,
-        path: Option<PathBuf>,
-        backend: &'static str,
-        why: &'static str,
-        limits: &Limits,
-    ) -> Result<Archive, Error> {
-        Ok(Archive {
-            header: read_header(&*source, path.as_deref(), limits)?,
-            path,
-            source: Arc::from(source),
-            local: None,
+            origin,
             backend,
-            why: Cow::Borrowed(why),
+            why,
         })
     }
 
@@ -140,12 +126,15 @@ impl Archive {
     }
 
     pub(crate) fn source(&self) -> &dyn ReadAt {
-        &*self.source
+        self.origin.source()
     }
 
     /// Return the file of this machine that holds the bytes, if there is one.
     pub(crate) fn local(&self) -> Option<&LocalFile> {
-        self.local.as_deref()
+        match &self.origin {
+            Origin::Local(file) => Some(file),
+            Origin::Other(_) => None,
+        }
     }
 
     /// Returns how the bytes are read: `mmap`, `pread` or `source`, or the scheme of a URL.
@@ -226,14 +215,14 @@ impl Archive {
     /// # Errors
     /// [`Error::Read`]; [`Error::Changed`] if the file is no longer the one that was opened; [`Error::Interrupted`].
     pub(crate) fn shard_header(&self, stop: StopFlag<'_>) -> Result<Option<ShardHeader>, Error> {
-        let Some(version) = self.source.version() else {
+        let Some(version) = self.source().version() else {
             return Ok(None);
         };
         let mut bytes = vec![0; saturating_usize(self.header.data_start())];
         read_exactly(self.source(), 0, &mut bytes, stop).map_err(|failure| self.explain(failure))?;
         self.check_unchanged()?;
         Ok(Some(ShardHeader {
-            nbytes: self.source.nbytes(),
+            nbytes: self.source().nbytes(),
             version,
             bytes,
         }))
@@ -301,6 +290,24 @@ pub(crate) fn check_unchanged(source: &dyn ReadAt, path: Option<&Path>) -> Resul
             found: 0,
             source: Some(source),
         }),
+    }
+}
+
+/// What the bytes of an [`Archive`] are read from.
+#[derive(Debug)]
+pub enum Origin {
+    /// A file of this machine.
+    Local(Arc<LocalFile>),
+    /// Anything else.
+    Other(Box<dyn ReadAt>),
+}
+
+impl Origin {
+    fn source(&self) -> &dyn ReadAt {
+        match self {
+            Origin::Local(file) => &**file,
+            Origin::Other(source) => &**source,
+        }
     }
 }
 

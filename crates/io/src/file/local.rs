@@ -221,21 +221,20 @@ impl LocalFile {
         &self,
         asked: Backend,
         path: &Path,
-    ) -> Result<(Backend, Cow<'static, str>), Error> {
+    ) -> Result<(&'static str, Cow<'static, str>), Error> {
         let variable = std::env::var(BACKEND_VARIABLE).ok();
-        let choice = choose(asked, variable.as_deref(), self.remote(), mapped_files())?;
-        if choice.0 == Backend::Pread {
-            return Ok(choice);
-        }
-        match self.map() {
-            Ok(()) => Ok(choice),
-            // Address space may be limited, or the file system unable to map.
-            Err(fault) if asked == Backend::Auto => {
-                let why = format!("mapping the file failed: {fault}");
-                Ok((Backend::Pread, why.into()))
+        let (backend, why) = choose(asked, variable.as_deref(), self.remote(), mapped_files())?;
+        if backend == Backend::Mmap
+            && let Err(fault) = self.map()
+        {
+            if asked != Backend::Auto {
+                return Err(unopened(path)(fault));
             }
-            Err(fault) => Err(unopened(path)(fault)),
+            // Address space may be limited, or the file system unable to map.
+            let why = format!("mapping the file failed: {fault}");
+            return Ok((Backend::Pread.name(), why.into()));
         }
+        Ok((backend.name(), why))
     }
 
     /// Map the whole file into memory. The mapping needs no descriptor afterwards.

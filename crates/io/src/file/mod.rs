@@ -10,7 +10,7 @@ mod residency;
 mod rows;
 mod source;
 
-pub use archive::{Archive, Tensor, TensorId};
+pub use archive::{Archive, Origin, Tensor, TensorId};
 pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest, threads_of_environment};
 pub use local::LocalFile;
 pub(crate) use local::{Place, is_in_its_place, most_open};

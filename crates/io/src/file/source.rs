@@ -37,7 +37,7 @@ use crate::memory::Memory;
 /// }
 ///
 /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None)?;
-/// let archive = Archive::from_source(Inside([b"others".to_vec(), file].concat(), 6), &Limits::default())?;
+/// let archive = Archive::from_source(Inside([b"others".to_vec(), file].concat(), 6), &OpenOptions::default())?;
 /// assert_eq!(archive.read("bias")?.as_slice()?, b"ab");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -205,6 +205,11 @@ pub trait ReadAt: Send + Sync + Debug {
     /// Return the memory of the source, if it is memory that tensors may be views of.
     fn memory(&self) -> Option<&Arc<Memory>> {
         None
+    }
+
+    /// Return the name of the backend that reads from this source, and the reason for it.
+    fn backend(&self) -> (&'static str, &'static str) {
+        ("source", "bytes that a `Source` reads")
     }
 
     /// Return whether reads wait for something other than this machine's memory and disks, so that many at once take no

@@ -13,7 +13,7 @@ use super::source;
 use crate::checkpoint::folder::{index_of, read_index};
 use crate::checkpoint::{Backing, Checkpoint, Shards, Store};
 use crate::error::{CheckpointFault, Error, Failure};
-use crate::file::{Archive, LocalFile};
+use crate::file::{Archive, LocalFile, Origin};
 use crate::options::{CheckpointOptions, OpenOptions, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
@@ -320,7 +320,8 @@ impl<'f> Session<'f> {
     fn shard(&self, remote: Remote, number: usize, start_nbytes: u64) -> Result<Archive, Error> {
         if let Some(path) = remote.cached() {
             let file = LocalFile::open_one_of_many(&path)?;
-            return Archive::of_file(file, &path, &local(&self.limits).open, None);
+            let file = Origin::Local(Arc::new(file));
+            return Archive::of(file, Some(&path), &local(&self.limits).open, None);
         }
         let known = self.headers.of_shard(number);
         let mut source = match known.and_then(|header| self.known(&remote, header)) {
@@ -432,8 +433,7 @@ fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
     Archive {
         path: Some(remote.shown.into()),
         header,
-        source: Arc::new(source),
-        local: None,
+        origin: Origin::Other(Box::new(source)),
         backend: remote.backend,
         why: REMOTE.into(),
     }

@@ -30,7 +30,7 @@ use crate::watch::Unwatched;
 /// A file of tensors of these sizes, which are named by their numbers.
 fn file(seed: u64, sizes: &[usize]) -> Archive {
     let source = MemorySource::new(bytes_of(seed, sizes));
-    Archive::from_source(Box::new(source), &Limits::default()).unwrap()
+    Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap()
 }
 
 fn bytes_of(seed: u64, sizes: &[usize]) -> Vec<u8> {
@@ -371,7 +371,7 @@ fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_
         bytes,
         end: Arc::clone(&end),
     };
-    let archive = Archive::from_source(Box::new(source), &Limits::default()).unwrap();
+    let archive = Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap();
     end.store(nbytes - 10_000, Ordering::Relaxed);
     let device = fake.device(0);
     let refused = load(&fake, &device, &whole(&archive)).unwrap_err();

@@ -96,7 +96,7 @@ fn archive(kind: Kind, path: &Path, bytes: &[u8]) -> Archive {
         Archive::open(path, &options).unwrap()
     };
     let of = |reader: Box<dyn ReadAt>| {
-        Archive::from_reader(reader, None, "test", "a test", &Limits::default()).unwrap()
+        Archive::of(Origin::Other(reader), None, &OpenOptions::default(), None).unwrap()
     };
     let odd = |gap_nbytes| {
         let bytes = bytes.to_vec();
