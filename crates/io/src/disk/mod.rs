@@ -29,7 +29,8 @@ pub(crate) use system::fault::{
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
     facts_at, facts_of_name, file_system, lock_holder, open_both_ways, open_direct, open_for_reading,
-    read_at, refuses_direct, remote_file_system, reserve, share_lock, try_lock, unlock, wait_writable, write_all_at, write_at,
+    read_at, refuses_direct, remote_file_system, reserve, share_lock, try_lock, unlock, wait_writable,
+    write_all_at, write_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};
 /// What a download asks of what an earlier one left.
