@@ -9,8 +9,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, to_u64};
-use ingot_io::binding::{Allocator, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal};
 use ingot_io::Error;
+use ingot_io::binding::{Allocator, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};

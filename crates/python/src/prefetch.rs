@@ -119,7 +119,9 @@ impl Stream {
 
     /// Return the caller's current streams on the devices.
     fn streams(&self, py: Python<'_>) -> PyResult<Vec<Current>> {
-        self.devices.as_ref().map_or(Ok(Vec::new()), |devices| devices.current(py))
+        self.devices
+            .as_ref()
+            .map_or(Ok(Vec::new()), |devices| devices.current(py))
     }
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<Prefetch>> {
