@@ -8,10 +8,10 @@ use std::io::{self, Cursor, IoSliceMut, Read};
 use std::num::NonZeroUsize;
 use std::ops::Range;
 
-use ingot_format::{Dtype, Format, Limits, Spec, layout, nbytes};
+use ingot_format::{Dtype, Format, Spec, layout, nbytes};
 use ingot_io::fuzzing::strided;
-use ingot_io::binding::{ReadAt, StopFlag, Target, convert, fill, is_float};
-use ingot_io::{Archive, Error, MemorySource, Job, ReadOptions, Unwatched, read};
+use ingot_io::binding::{Origin, ReadAt, StopFlag, Target, convert, fill, is_float};
+use ingot_io::{Archive, Error, MemorySource, Job, OpenOptions, ReadOptions, Unwatched, read};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use selected::{naive, part};
@@ -199,7 +199,7 @@ fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> 
         odd.most
     };
     let reader = Box::new(Odd { most, ..odd });
-    let opened = Archive::from_reader(reader, None, "fuzz", "a fuzz target", &Limits::default());
+    let opened = Archive::of(Origin::Other(reader), None, &OpenOptions::default(), None);
     Ok((opened, fails_from.is_some()))
 }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
+use ingot_format::{Dtype, Format, Index, Spec, layout, to_u64};
 use ingot_io::binding::{Prefetch, Request, TensorId, warm_tensors};
 use ingot_io::{
     Archive, Backend, Checkpoint, CheckpointOptions, Error, Job, MemorySource, OpenOptions, ReadOptions,

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ingot_format::{Dtype, Format, Index, Limits, Spec, layout, to_u64};
+use ingot_format::{Dtype, Format, Index, Spec, layout, to_u64};
 use ingot_io::binding::convert;
 use ingot_io::{
     Archive, Backend, Error, Job, MemorySource, OpenOptions, ReadOptions, Region, Source, Unwatched,

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ingot_format::{Dtype, Format, Header, Index, Limits, Spec, layout, to_u64};
-use ingot_io::binding::{LocalFile, Prefetch, ReadAt, Request, TensorId, warm_tensors};
+use ingot_format::{Dtype, Format, Header, Index, Spec, layout, to_u64};
+use ingot_io::binding::{LocalFile, Origin, Prefetch, ReadAt, Request, TensorId, warm_tensors};
 use ingot_io::{
     Archive, Backend, Error, Job, MemorySource, OpenOptions, ReadOptions, Source, Tensor, Unwatched, Watch,
 };
@@ -27,7 +27,7 @@ fn in_memory(bytes: Vec<u8>) -> Archive {
 
 /// The file that is read like this.
 fn from_reader(reader: Box<dyn ReadAt>) -> Archive {
-    Archive::from_reader(reader, None, "test", "a test", &Limits::default()).unwrap()
+    Archive::of(Origin::Other(reader), None, &OpenOptions::default(), None).unwrap()
 }
 
 impl Source for Stuttering {

@@ -5,9 +5,10 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::{Entry, Index, Leniency, Limits, natural_order};
+use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Buffer, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
+    Alias, Buffer, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to,
+    warm_tensors,
 };
 use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -23,7 +24,9 @@ use crate::index;
 use crate::object::ObjectSource;
 use crate::paths::file_path;
 use crate::prefetch::Stream;
-use crate::read::{self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole, whole_jobs};
+use crate::read::{
+    self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole, whole_jobs,
+};
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
@@ -767,10 +770,7 @@ fn file<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint) -> PyResult<&'
 }
 
 /// Return all files, opened in parallel.
-fn files<'a>(
-    py: Python<'_>,
-    checkpoint: &'a ingot_io::Checkpoint,
-) -> PyResult<Vec<&'a ingot_io::Archive>> {
+fn files<'a>(py: Python<'_>, checkpoint: &'a ingot_io::Checkpoint) -> PyResult<Vec<&'a ingot_io::Archive>> {
     Signals::detach(py, |signals| {
         checkpoint.prepare_all(signals)?;
         checkpoint.all_files()

@@ -1,7 +1,7 @@
 //! Files that tests make in memory.
 
-use ingot_format::{Dtype, Format, Limits, Spec, layout, to_u64};
-use ingot_io::{Archive, MemorySource};
+use ingot_format::{Dtype, Format, Spec, layout, to_u64};
+use ingot_io::{Archive, MemorySource, OpenOptions};
 
 /// A file with these tensors.
 pub(crate) fn archive(tensors: &[(&str, Dtype, Vec<u8>)]) -> Archive {

@@ -6,9 +6,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ingot_format::{
-    Entry, Header, Index, Selection, SelectionError, StopFlag, saturating_usize, to_usize,
-};
+use ingot_format::{Entry, Header, Index, Selection, SelectionError, StopFlag, saturating_usize, to_usize};
 
 use super::local::LocalFile;
 use super::source::{Given, ReadAt, Source, read_exactly, read_header};

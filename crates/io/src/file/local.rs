@@ -176,7 +176,7 @@ impl LocalFile {
             Descriptor::Kept(opened) => work(opened),
             Descriptor::Reopened(reopened) => match reopened.find() {
                 Some(opened) => work(&opened),
-                None => work(&*reopened.keep(self.open_again(&reopened.place)?)),
+                None => work(&reopened.keep(self.open_again(&reopened.place)?)),
             },
         }
     }
@@ -404,7 +404,10 @@ struct Opened {
 }
 
 impl Opened {
-    #[cfg_attr(not(target_os = "linux"), allow(unused_variables, reason = "Linux takes advice about reading"))]
+    #[cfg_attr(
+        not(target_os = "linux"),
+        allow(unused_variables, reason = "Linux takes advice about reading")
+    )]
     fn new(file: File, remote: Option<&'static str>) -> Opened {
         #[cfg(target_os = "linux")]
         if remote.is_some() {

@@ -18,7 +18,7 @@ use crate::memory::Memory;
 /// ```
 /// use std::io;
 ///
-/// use ingot_io::{Archive, Dtype, Limits, Source, TensorView, serialize};
+/// use ingot_io::{Archive, Dtype, OpenOptions, Source, TensorView, serialize};
 ///
 /// /// A file between other bytes.
 /// struct Inside(Vec<u8>, usize);
@@ -103,7 +103,7 @@ impl<B: AsRef<[u8]> + Send + Sync> Source for MemorySource<B> {
 }
 
 /// A [`Source`], with its size and version at the opening.
-pub struct Given<S> {
+pub(crate) struct Given<S> {
     source: S,
     nbytes: u64,
     version: Option<String>,
@@ -111,7 +111,7 @@ pub struct Given<S> {
 
 impl<S: Source> Given<S> {
     /// Asks `source` for its size and version.
-    pub fn new(source: S) -> Given<S> {
+    pub(crate) fn new(source: S) -> Given<S> {
         Given {
             nbytes: source.nbytes(),
             version: source.version(),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use fake_cuda::control::Counters;
-use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, to_u64, to_usize};
+use ingot_format::{Dtype, Format, Index, Spec, StopFlag, layout, to_u64, to_usize};
 
 use super::Device;
 use super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
@@ -20,7 +20,7 @@ use super::{DeviceFault, DeviceRegion};
 use crate::error::{Error, Failure};
 use crate::file::Archive;
 use crate::file::{MemorySource, Source};
-use crate::options::ReadOptions;
+use crate::options::{OpenOptions, ReadOptions};
 use crate::read::buffer::Buffer;
 use crate::read::job::Job;
 use crate::read::read_to;

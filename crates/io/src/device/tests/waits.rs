@@ -201,7 +201,8 @@ fn a_reader_that_panics_frees_nothing_that_copies_still_use() {
                 bytes,
                 from: AtomicUsize::new(usize::MAX),
             });
-            let archive = Archive::from_source(Box::new(Arc::clone(&source)), &OpenOptions::default()).unwrap();
+            let archive =
+                Archive::from_source(Box::new(Arc::clone(&source)), &OpenOptions::default()).unwrap();
             source.from.store(nbytes - 10_000, Ordering::Relaxed);
             let device = fake.device(0);
             let parts = whole(&archive);

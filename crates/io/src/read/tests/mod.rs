@@ -7,8 +7,7 @@ use std::sync::Mutex;
 
 use crate::convert::convert;
 use crate::error::Failure;
-use crate::file::Archive;
-use crate::file::{Given, MemorySource, ReadAt};
+use crate::file::{Archive, Given, MemorySource, Origin, ReadAt};
 use crate::memory::Dest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
@@ -17,7 +16,7 @@ use crate::read::plan::FileRun;
 use crate::read::run::{looking, show};
 use crate::read::{fill, read};
 use crate::watch::Unwatched;
-use ingot_format::{Dtype, Format, Index, Limits, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
+use ingot_format::{Dtype, Format, Index, Spec, StopFlag, layout, locked, nbytes, to_u64, to_usize};
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 
