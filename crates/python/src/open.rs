@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Buffer, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to,
+    Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to,
     warm_tensors,
 };
 use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
@@ -25,13 +25,13 @@ use crate::object::ObjectSource;
 use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::read::{
-    self, Wanted, chosen, find, found, index_of, one, selected, tensor_name, whole, whole_jobs,
+    self, Wanted, chosen, find, found, index_of, selected, tensor_name, whole, whole_jobs,
 };
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
 use crate::watch::Signals;
-use crate::wrap::{Shared, Wrap};
+use crate::wrap::Wrap;
 
 /// An open file, bytes in memory, or the open files of a checkpoint. Only closing changes it, and any thread may use it.
 #[pyclass(frozen, module = "ingot._native")]
@@ -462,16 +462,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (checkpoint, name) = (self.opened(py)?, tensor_name(name)?);
         let tensor = find(py, &checkpoint, name)?;
-        if tensor.strides().is_some() {
-            return selected(py, &tensor, &[], wrap, onto);
-        }
-        let (path, entry) = (tensor.archive().path(), tensor.entry());
-        wrap.accepts(py, path, entry)?;
-        if onto.is_some() {
-            return one(py, Job::from(tensor), wrap, onto);
-        }
-        let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
-        wrap.wrap(py, path, &Buffer::Host(region), entry, &mut Shared::default())
+        read::stored(py, &tensor, wrap, onto)
     }
 
     #[pyo3(signature = (name, index, wrap, *, onto = None))]

@@ -151,6 +151,25 @@ pub(crate) fn outlines<'py>(
     jobs(py, checkpoint, wanted)?.iter().map(outline).collect()
 }
 
+/// Return a tensor, on the device `onto` if it is given.
+pub(crate) fn stored<'py>(
+    py: Python<'py>,
+    tensor: &Tensor<'_>,
+    wrap: &Wrap,
+    onto: Option<&Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    if tensor.strides().is_some() {
+        return selected(py, tensor, &[], wrap, onto);
+    }
+    let (path, entry) = (tensor.archive().path(), tensor.entry());
+    wrap.accepts(py, path, entry)?;
+    if onto.is_some() {
+        return one(py, Job::from(*tensor), wrap, onto);
+    }
+    let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
+    wrap.wrap(py, path, &Buffer::Host(region), entry, &mut Shared::default())
+}
+
 /// Return what `index` selects of a tensor, on the device `onto` if it is given.
 pub(crate) fn selected<'py>(
     py: Python<'py>,
@@ -181,7 +200,7 @@ pub(crate) fn selected<'py>(
 }
 
 /// Return the tensor of one job, on the device `onto`.
-pub(crate) fn one<'py>(
+fn one<'py>(
     py: Python<'py>,
     job: Job<'_>,
     wrap: &Wrap,
