@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use ingot_format::StopFlag;
 
-use crate::error::Error;
-
 /// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
@@ -61,16 +59,6 @@ pub(crate) struct Asked<'w>(pub(crate) &'w dyn Watch);
 impl Watch for Asked<'_> {
     fn interrupted(&self) -> bool {
         self.0.interrupted()
-    }
-}
-
-/// Tells that all is done, where nothing had to be.
-pub(crate) fn tell_all(watch: &dyn Watch, total: u64) -> Result<(), Error> {
-    watch.progressed(total, total);
-    if watch.interrupted() {
-        Err(Error::Interrupted)
-    } else {
-        Ok(())
     }
 }
 

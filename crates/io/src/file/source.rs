@@ -257,12 +257,15 @@ pub(crate) fn read_exactly(
 ) -> Result<(), Failure> {
     let expected = dest.len();
     let end = source.nbytes().min(position.saturating_add(to_u64(expected)));
-    if let Some(mut stream) = Stream::new(source, position..end.max(position), stop) {
-        return stream.fill(position, dest);
-    }
+    let mut stream = source.stream(position..end.max(position), stop);
     let mut found = 0;
     while found < expected {
-        let fault = match source.read_at(position + to_u64(found), &mut dest[found..]) {
+        let rest = &mut dest[found..];
+        let read = match &mut stream {
+            Some(stream) => stream.read(rest),
+            None => source.read_at(position + to_u64(found), rest),
+        };
+        let fault = match read {
             Ok(0) => None,
             Ok(count) => {
                 found += count;

@@ -54,7 +54,7 @@ use crate::error::{Error, Failure, InFile, Misfit};
 use crate::file::{Archive, Files, Tensor, TensorId};
 use crate::memory::{Footprint, Region, alignment, overlapping};
 use crate::options::ReadOptions;
-use crate::watch::{After, Unwatched, Watch, tell_all};
+use crate::watch::{After, Unwatched, Watch};
 use crate::workers::Reading;
 
 /// Read jobs of any files to the host, and return a region for each.
@@ -124,7 +124,10 @@ pub fn read_to<'a, J: Borrow<Job<'a>>>(
     // Before a view is handed out: touching bytes that are gone ends the process.
     files.check_unchanged()?;
     if missing.is_empty() {
-        tell_all(watch, total)?;
+        watch.progressed(total, total);
+        if watch.interrupted() {
+            return Err(Error::Interrupted);
+        }
     } else {
         let watch = &After { watch, before, total };
         let wanted = missing.iter().map(|(_, file, job)| (*file, job.borrow()));
