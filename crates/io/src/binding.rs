@@ -2,7 +2,6 @@
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 
-pub use crate::checkpoint::Backing;
 pub use crate::checkpoint::aliases::{Alias, aliases};
 pub use crate::convert::{convert, converts, is_float};
 pub use crate::device::{

@@ -12,16 +12,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use ingot_format::{Dtype, Header, SHARED_KEY, ShardIndex, natural_order};
+use ingot_format::{Dtype, Format, Header, SHARED_KEY, ShardIndex, natural_order};
 
-pub use shards::Backing;
 pub(crate) use shards::{Shards, Store};
 
 use crate::error::Error;
 use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::watch::{Unwatched, Watch};
 use aliases::{Alias, Aliases};
-use shards::OpenShards;
 
 /// One file, or the shards of an index, as one handle. Any number of threads may use it at once.
 ///
@@ -62,7 +60,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Contents {
     File(Box<Archive>),
-    Shards(Box<OpenShards>),
+    Shards(Box<Shards>),
 }
 
 impl From<Archive> for Checkpoint {
@@ -85,37 +83,50 @@ impl Checkpoint {
         }
     }
 
-    /// Return the checkpoint of an index, whose shards `store` opens.
-    pub(crate) fn of_shards(shards: Shards, store: Box<dyn Store>) -> Checkpoint {
+    /// Return the checkpoint of an index.
+    pub(crate) fn of_shards(shards: Shards) -> Checkpoint {
         Checkpoint {
-            files: Contents::Shards(Box::new(OpenShards::new(shards, store))),
+            files: Contents::Shards(Box::new(shards)),
             aliases: OnceLock::new(),
             reason: None,
         }
     }
 
-    /// Return the format and the backend of the first file. The format of an index behind a URL is detected from the name of
-    /// the first shard, and no shard is opened.
+    /// Return the format of the first file. The format of an index behind a URL is detected from the name of the first shard,
+    /// and no shard is shards.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
     #[doc(hidden)]
-    pub fn backing(&self) -> Result<Backing, Error> {
-        let first = match &self.files {
-            Contents::File(archive) => archive,
-            Contents::Shards(opened) => match opened.store.backing(&opened.shards) {
-                Some(backing) => return Ok(backing),
-                None => opened.shard(0)?,
-            },
+    pub fn format(&self) -> Result<Format, Error> {
+        match &self.files {
+            Contents::Shards(shards) if shards.store.backend().is_some() => Ok(shards.format()),
+            _ => Ok(self.file(0)?.header().format()),
+        }
+    }
+
+    /// Return the backend of the first file, and the reason for it. No shard behind a URL is shards.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::file`].
+    #[doc(hidden)]
+    pub fn backend(&self) -> Result<(&'static str, Cow<'_, str>), Error> {
+        let known = match &self.files {
+            Contents::File(_) => None,
+            Contents::Shards(shards) => shards.store.backend(),
         };
-        Ok(Backing {
-            format: first.header().format(),
-            backend: first.backend(),
-            why: match self.reason {
-                Some(reason) => format!("{reason}: {}", first.why()),
-                None => first.why().to_owned(),
-            },
-        })
+        let (backend, why) = match known {
+            Some(known) => known,
+            None => {
+                let first = self.file(0)?;
+                (first.backend(), first.why())
+            }
+        };
+        let why = match self.reason {
+            Some(reason) => format!("{reason}: {why}").into(),
+            None => why.into(),
+        };
+        Ok((backend, why))
     }
 
     /// Returns whether a save has replaced the index since it was read: other files may then have the names of the shards.
@@ -124,7 +135,7 @@ impl Checkpoint {
     pub fn is_replaced(&self) -> bool {
         match &self.files {
             Contents::File(_) => false,
-            Contents::Shards(opened) => opened.store.is_replaced(),
+            Contents::Shards(shards) => shards.store.is_replaced(),
         }
     }
 
@@ -149,7 +160,7 @@ impl Checkpoint {
     pub fn path(&self) -> Option<&Path> {
         match &self.files {
             Contents::File(archive) => archive.path(),
-            Contents::Shards(opened) => Some(opened.shards.path()),
+            Contents::Shards(shards) => Some(shards.path()),
         }
     }
 
@@ -158,7 +169,7 @@ impl Checkpoint {
     pub fn index(&self) -> Option<&ShardIndex> {
         match &self.files {
             Contents::File(_) => None,
-            Contents::Shards(opened) => Some(opened.shards.index()),
+            Contents::Shards(shards) => Some(shards.index()),
         }
     }
 
@@ -167,7 +178,7 @@ impl Checkpoint {
     pub fn files(&self) -> usize {
         match &self.files {
             Contents::File(_) => 1,
-            Contents::Shards(opened) => opened.shards.len(),
+            Contents::Shards(shards) => shards.len(),
         }
     }
 
@@ -178,7 +189,7 @@ impl Checkpoint {
         match &self.files {
             _ if number >= self.files() => None,
             Contents::File(archive) => archive.path().map(Path::to_owned),
-            Contents::Shards(opened) => Some(opened.path(number)),
+            Contents::Shards(shards) => Some(shards.shard_path(number)),
         }
     }
 
@@ -190,7 +201,7 @@ impl Checkpoint {
                 let name = path.file_name().unwrap_or_default();
                 name.to_string_lossy()
             }
-            Contents::Shards(opened) => Cow::Borrowed(opened.shards.name(number)),
+            Contents::Shards(shards) => Cow::Borrowed(shards.name(number)),
         })
     }
 
@@ -209,7 +220,7 @@ impl Checkpoint {
                 })
             }
             Contents::File(archive) => Ok(archive),
-            Contents::Shards(opened) => opened.shard(number),
+            Contents::Shards(shards) => shards.shard(number),
         }
     }
 
@@ -252,7 +263,7 @@ impl Checkpoint {
     fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
         match &self.files {
             Contents::File(_) => Ok(()),
-            Contents::Shards(opened) => opened.open(numbers, watch),
+            Contents::Shards(shards) => shards.open(numbers, watch),
         }
     }
 
@@ -261,7 +272,7 @@ impl Checkpoint {
     pub fn len(&self) -> usize {
         match &self.files {
             Contents::File(archive) => archive.header().len(),
-            Contents::Shards(opened) => opened.shards.index().len(),
+            Contents::Shards(shards) => shards.index().len(),
         }
     }
 
@@ -276,7 +287,7 @@ impl Checkpoint {
     pub fn contains(&self, name: &str) -> bool {
         match &self.files {
             Contents::File(archive) => archive.header().find(name).is_some(),
-            Contents::Shards(opened) => opened.shards.index().find(name).is_some(),
+            Contents::Shards(shards) => shards.index().find(name).is_some(),
         }
     }
 
@@ -325,7 +336,7 @@ impl Checkpoint {
     pub fn names_by_name(&self) -> Vec<&str> {
         match &self.files {
             Contents::File(archive) => archive.header().names_by_name().collect(),
-            Contents::Shards(opened) => opened.shards.index().names_by_name().collect(),
+            Contents::Shards(shards) => shards.index().names_by_name().collect(),
         }
     }
 
@@ -386,7 +397,7 @@ impl Checkpoint {
     }
 
     /// Returns the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are
-    /// opened. The only file of a checkpoint without an index may lack the tensor.
+    /// shards. The only file of a checkpoint without an index may lack the tensor.
     ///
     /// # Errors
     /// [`Error::UnknownTensor`] of a checkpoint with an index, and as [`Checkpoint::aliases`].
@@ -408,7 +419,7 @@ impl Checkpoint {
     fn unknown(&self, name: &str) -> Error {
         let index = match &self.files {
             Contents::File(archive) => return archive.unknown(name),
-            Contents::Shards(opened) => opened.shards.index(),
+            Contents::Shards(shards) => shards.index(),
         };
         Error::UnknownTensor {
             path: self.path().map(Path::to_owned),
@@ -425,9 +436,9 @@ impl Checkpoint {
     pub fn id(&self, name: &str) -> Result<TensorId, Error> {
         let stored = match &self.files {
             Contents::File(archive) => archive.header().find(name).map(|number| (0, number)),
-            Contents::Shards(opened) => match opened.shards.index().find(name) {
+            Contents::Shards(shards) => match shards.index().find(name) {
                 Some(at) => {
-                    let file = opened.shards.index().entry(at).1;
+                    let file = shards.index().entry(at).1;
                     Some((file, self.file(file)?.find(name)?.number()))
                 }
                 None => None,
@@ -463,10 +474,10 @@ impl Checkpoint {
     /// Returns the total of bytes in the index and the real total, if they differ. `None` until all shards are open.
     #[must_use]
     pub fn wrong_total(&self) -> Option<(u64, u64)> {
-        let Contents::Shards(opened) = &self.files else {
+        let Contents::Shards(shards) = &self.files else {
             return None;
         };
-        let (total, found) = (opened.shards.index().total_nbytes()?, opened.data_nbytes()?);
+        let (total, found) = (shards.index().total_nbytes()?, shards.data_nbytes()?);
         (found != total).then_some((total, found))
     }
 

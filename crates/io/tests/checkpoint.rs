@@ -355,7 +355,7 @@ fn a_checkpoint_that_is_replaced_while_it_is_opened_is_opened_again() {
             while !replacing.is_finished() {
                 let checkpoint = Checkpoint::open(directory.path(), &CheckpointOptions::default()).unwrap();
                 assert_eq!(to_u64(checkpoint.files()), shards);
-                checkpoint.backing().unwrap();
+                checkpoint.backend().unwrap();
             }
         });
     }

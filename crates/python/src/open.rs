@@ -7,8 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to,
-    warm_tensors,
+    Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
 };
 use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -24,9 +23,7 @@ use crate::index;
 use crate::object::ObjectSource;
 use crate::paths::file_path;
 use crate::prefetch::Stream;
-use crate::read::{
-    self, Wanted, chosen, find, found, index_of, selected, tensor_name, whole, whole_jobs,
-};
+use crate::read::{self, Wanted, chosen, find, found, index_of, selected, tensor_name, whole, whole_jobs};
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
@@ -708,7 +705,7 @@ impl Checkpoint {
     }
 
     fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
-        let backing = checkpoint.backing()?;
+        let (backend, why) = checkpoint.backend()?;
         let path = checkpoint.path();
         Ok(Checkpoint {
             path: path.map(ToOwned::to_owned),
@@ -716,9 +713,9 @@ impl Checkpoint {
             shards: (0..checkpoint.files())
                 .filter_map(|number| checkpoint.file_path(number))
                 .collect(),
-            format: backing.format.name(),
-            backend: backing.backend,
-            why: backing.why,
+            format: checkpoint.format()?.name(),
+            backend,
+            why: why.into_owned(),
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
-use super::shards::{Backing, Shards, Store};
+use super::shards::{Shards, Store};
 use crate::disk::{Beneath, Facts, Refusal};
 use crate::error::{CheckpointFault, Error, unopened};
 use crate::file::{Archive, LocalFile, Origin, Place, check_unchanged, is_in_its_place, most_open};
@@ -115,7 +115,7 @@ impl Beside {
         name: &OsStr,
         options: &OpenOptions,
         headers: ShardHeaders,
-    ) -> Result<(Shards, Beside), Error> {
+    ) -> Result<Shards, Error> {
         let path = folder.path(name);
         let (index, listed) = match headers.index.as_deref() {
             Some(given) => (index_of(given, to_u64(given.len()), &path)?, None),
@@ -124,24 +124,23 @@ impl Beside {
                 (index, Some(file))
             }
         };
-        let shards = Shards::new(path, index);
-        let names = shards.index().shards();
+        let names = index.shards();
         let is_open = names.len() <= most_open();
         let found: Vec<_> = names.iter().map(|shard| folder.shard(shard, is_open)).collect();
         // A save replaces the index before and after it replaces the shards. So if the index is still the same, its shards were
         // found as they belong to it. The open file keeps its number from being reused.
-        let index = listed
+        let listed = listed
             .map(|file| Listed::proven(name, &file, &folder))
             .transpose()?;
-        refuse_missing(&shards, &found)?;
+        refuse_missing(&index, &found).map_err(|fault| fault.about(&path))?;
         let beside = Beside {
             shards: found.into_iter().collect::<Result<_, Error>>()?,
             folder,
-            index,
+            index: listed,
             options: *options,
             headers,
         };
-        Ok((shards, beside))
+        Ok(Shards::new(path, index, Box::new(beside)))
     }
 }
 
@@ -208,32 +207,29 @@ impl Store for Beside {
         of_directory()
     }
 
-    fn backing(&self, shards: &Shards) -> Option<Backing> {
-        let is_empty = shards.len() == 0;
-        is_empty.then(|| Backing {
-            format: shards.format(),
-            backend: "pread",
-            why: "no file to read".to_owned(),
-        })
+    fn backend(&self) -> Option<(&'static str, &'static str)> {
+        self.shards.is_empty().then_some(("pread", "no file to read"))
     }
 }
 
 /// Fail if shards are missing, with all their names.
-fn refuse_missing(shards: &Shards, found: &[Result<Arc<LocalFile>, Error>]) -> Result<(), Error> {
+fn refuse_missing(
+    index: &ShardIndex,
+    found: &[Result<Arc<LocalFile>, Error>],
+) -> Result<(), CheckpointFault> {
     let missing: Vec<String> = found
         .iter()
-        .zip(shards.index().shards())
+        .zip(index.shards())
         .filter(|pair| pair.0.as_ref().is_err_and(is_missing))
         .map(|pair| pair.1.clone())
         .collect();
     if missing.is_empty() {
         return Ok(());
     }
-    let missing = CheckpointFault::MissingShards {
+    Err(CheckpointFault::MissingShards {
         shards: missing,
         of: found.len(),
-    };
-    Err(missing.about(shards.path()))
+    })
 }
 
 /// Read an index, and none of its shards.

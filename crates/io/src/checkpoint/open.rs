@@ -58,7 +58,7 @@ impl Checkpoint {
         let (files, numbers) = (self.all_files()?, (0..self.files()).collect::<Vec<_>>());
         let reading = match &self.files {
             Contents::File(_) => Reading::waiting(1),
-            Contents::Shards(opened) => opened.store.reading(),
+            Contents::Shards(shards) => shards.store.reading(),
         };
         let header = |number: usize, stop: StopFlag<'_>| files[number].shard_header(stop);
         let headers = in_parallel(reading, &numbers, header, watch)?.into_iter();
@@ -72,10 +72,10 @@ fn open_once(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Err
     match find(path, options)? {
         Found::File(archive) => Ok((*archive).into()),
         Found::Index(folder, name) => {
-            let (shards, beside) = Beside::index(folder, &name, &options.open, options.headers.clone())?;
-            let checkpoint = Checkpoint::of_shards(shards, Box::new(beside));
-            // Callers ask for the backing of every checkpoint, and a failure is tried again only here.
-            checkpoint.backing()?;
+            let shards = Beside::index(folder, &name, &options.open, options.headers.clone())?;
+            let checkpoint = Checkpoint::of_shards(shards);
+            // Callers ask for the backend of every checkpoint, and a failure is tried again only here.
+            checkpoint.backend()?;
             Ok(checkpoint)
         }
     }

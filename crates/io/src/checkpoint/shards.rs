@@ -12,21 +12,25 @@ use crate::file::Archive;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 
-/// An index, and the tensors of each shard. A [`Store`] opens the shards.
+/// The shards of an index. Some of them are open.
 #[derive(Debug)]
 pub(crate) struct Shards {
     path: PathBuf,
     index: ShardIndex,
     members: OnceLock<Members>,
+    pub(super) store: Box<dyn Store>,
+    archives: Vec<OnceLock<Archive>>,
 }
 
 impl Shards {
-    /// Return the shards of the index at `path`.
-    pub(crate) fn new(path: PathBuf, index: ShardIndex) -> Shards {
+    /// Return the shards of the index at `path`, which `store` opens.
+    pub(crate) fn new(path: PathBuf, index: ShardIndex, store: Box<dyn Store>) -> Shards {
         Shards {
+            archives: index.shards().iter().map(|_| OnceLock::new()).collect(),
             path,
             index,
             members: OnceLock::new(),
+            store,
         }
     }
 
@@ -109,6 +113,82 @@ impl Shards {
             });
         }
     }
+
+    /// Return the path of shard `number`, or its URL without the secrets.
+    pub(super) fn shard_path(&self, number: usize) -> PathBuf {
+        self.store.path(self.name(number))
+    }
+
+    /// Return shard `number`, and open it if it is not open.
+    pub(super) fn shard(&self, number: usize) -> Result<&Archive, Error> {
+        loop {
+            match self.archives[number].get() {
+                Some(archive) => return Ok(archive),
+                None => self.open(&[number], &Unwatched)?,
+            }
+        }
+    }
+
+    /// Return the bytes of all data sections; `None` until all shards are open.
+    pub(super) fn data_nbytes(&self) -> Option<u64> {
+        let mut total = 0_u64;
+        for archive in &self.archives {
+            total = total.saturating_add(archive.get()?.header().data_nbytes());
+        }
+        Some(total)
+    }
+
+    /// Open the shards of these numbers that are not open.
+    pub(super) fn open(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let is_closed = |number: &usize| self.archives[*number].get().is_none();
+        let numbers: Vec<usize> = numbers.iter().copied().filter(is_closed).collect();
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.open_all(&numbers, watch);
+        self.store.rest();
+        outcome
+    }
+
+    fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
+        let compared = |number: usize, stop: StopFlag<'_>| {
+            let archive = self.store.open(self, number, stop)?;
+            let difference = self.differing(number, archive.header());
+            Ok(difference.map_or(Ok(archive), Err))
+        };
+        let opened = in_parallel(self.store.reading(), numbers, compared, watch)?;
+        for (&number, archive) in numbers.iter().zip(opened) {
+            match archive {
+                // Another thread may have been first; its archive is as good.
+                Ok(archive) => drop(self.archives[number].set(archive)),
+                Err(difference) => return Err(self.misplaced(number, difference, watch)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Return the error for the `difference` between the index and shard `number`. All other shards are searched for the
+    /// tensor.
+    fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
+        let others: Vec<usize> = (0..self.len()).filter(|&other| other != number).collect();
+        let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
+        let held = in_parallel(self.store.reading(), &others, asked, watch)?;
+        let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
+        let fault = self.fault(number, difference, other);
+        Ok(fault.about(self.path()))
+    }
+
+    /// Return whether a shard holds `tensor`, even if the shard differs from the index.
+    fn holds(&self, number: usize, tensor: &str, stop: StopFlag<'_>) -> bool {
+        let holds = |archive: &Archive| archive.header().find(tensor).is_some();
+        match self.archives[number].get() {
+            Some(archive) => holds(archive),
+            None => {
+                let opened = self.store.open(self, number, stop);
+                opened.as_ref().is_ok_and(holds)
+            }
+        }
+    }
 }
 
 /// The place of the shards of an index: beside it in a directory, or behind URLs.
@@ -130,19 +210,8 @@ pub(crate) trait Store: Debug + Send + Sync {
     /// Free resources after many shards were opened.
     fn rest(&self) {}
 
-    /// Return the format and the backend, if they are known without opening a shard.
-    fn backing(&self, shards: &Shards) -> Option<Backing>;
-}
-
-/// The format of a checkpoint's files, and how they are read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backing {
-    /// The format of the first file.
-    pub format: Format,
-    /// As [`Archive::backend`].
-    pub backend: &'static str,
-    /// The reason for the backend.
-    pub why: String,
+    /// Return the backend and the reason for it, if they are known without opening a shard.
+    fn backend(&self) -> Option<(&'static str, &'static str)>;
 }
 
 /// The tensors of each shard, in the order of their names.
@@ -187,97 +256,4 @@ struct Difference {
 
 fn position(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
-}
-
-/// The shards of an index. Some of them are open.
-#[derive(Debug)]
-pub(super) struct OpenShards {
-    pub(super) shards: Shards,
-    pub(super) store: Box<dyn Store>,
-    archives: Vec<OnceLock<Archive>>,
-}
-
-impl OpenShards {
-    pub(super) fn new(shards: Shards, store: Box<dyn Store>) -> OpenShards {
-        OpenShards {
-            archives: (0..shards.len()).map(|_| OnceLock::new()).collect(),
-            shards,
-            store,
-        }
-    }
-
-    pub(super) fn path(&self, number: usize) -> PathBuf {
-        self.store.path(self.shards.name(number))
-    }
-
-    /// Return shard `number`, and open it if it is not open.
-    pub(super) fn shard(&self, number: usize) -> Result<&Archive, Error> {
-        loop {
-            match self.archives[number].get() {
-                Some(archive) => return Ok(archive),
-                None => self.open(&[number], &Unwatched)?,
-            }
-        }
-    }
-
-    /// Return the bytes of all data sections; `None` until all shards are open.
-    pub(super) fn data_nbytes(&self) -> Option<u64> {
-        let mut total = 0_u64;
-        for archive in &self.archives {
-            total = total.saturating_add(archive.get()?.header().data_nbytes());
-        }
-        Some(total)
-    }
-
-    /// Open the shards of these numbers that are not open.
-    pub(super) fn open(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
-        let is_closed = |number: &usize| self.archives[*number].get().is_none();
-        let numbers: Vec<usize> = numbers.iter().copied().filter(is_closed).collect();
-        if numbers.is_empty() {
-            return Ok(());
-        }
-        let outcome = self.open_all(&numbers, watch);
-        self.store.rest();
-        outcome
-    }
-
-    fn open_all(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {
-        let compared = |number: usize, stop: StopFlag<'_>| {
-            let archive = self.store.open(&self.shards, number, stop)?;
-            let difference = self.shards.differing(number, archive.header());
-            Ok(difference.map_or(Ok(archive), Err))
-        };
-        let opened = in_parallel(self.store.reading(), numbers, compared, watch)?;
-        for (&number, archive) in numbers.iter().zip(opened) {
-            match archive {
-                // Another thread may have been first; its archive is as good.
-                Ok(archive) => drop(self.archives[number].set(archive)),
-                Err(difference) => return Err(self.misplaced(number, difference, watch)?),
-            }
-        }
-        Ok(())
-    }
-
-    /// Return the error for the `difference` between the index and shard `number`. All other shards are searched for the
-    /// tensor.
-    fn misplaced(&self, number: usize, difference: Difference, watch: &dyn Watch) -> Result<Error, Error> {
-        let others: Vec<usize> = (0..self.shards.len()).filter(|&other| other != number).collect();
-        let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
-        let held = in_parallel(self.store.reading(), &others, asked, watch)?;
-        let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
-        let fault = self.shards.fault(number, difference, other);
-        Ok(fault.about(self.shards.path()))
-    }
-
-    /// Return whether a shard holds `tensor`, even if the shard differs from the index.
-    fn holds(&self, number: usize, tensor: &str, stop: StopFlag<'_>) -> bool {
-        let holds = |archive: &Archive| archive.header().find(tensor).is_some();
-        match self.archives[number].get() {
-            Some(archive) => holds(archive),
-            None => {
-                let opened = self.store.open(&self.shards, number, stop);
-                opened.as_ref().is_ok_and(holds)
-            }
-        }
-    }
 }

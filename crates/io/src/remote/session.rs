@@ -11,7 +11,7 @@ use ingot_remote::{
 
 use super::source;
 use crate::checkpoint::folder::{index_of, read_index};
-use crate::checkpoint::{Backing, Checkpoint, Shards, Store};
+use crate::checkpoint::{Checkpoint, Shards, Store};
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::file::{Archive, LocalFile, Origin};
 use crate::options::{CheckpointOptions, OpenOptions, ShardHeader, ShardHeaders};
@@ -357,7 +357,7 @@ impl<'f> Session<'f> {
             session: self.with_stop(StopFlag::never()),
             index: remote,
         };
-        Ok(Checkpoint::of_shards(Shards::new(path, index), Box::new(store)))
+        Ok(Checkpoint::of_shards(Shards::new(path, index, Box::new(store))))
     }
 
     /// Open a file or an index in the Hub's cache. Shards that the cache lacks are requested from the Hub.
@@ -411,12 +411,8 @@ impl Store for RemoteShards {
         self.session.rest();
     }
 
-    fn backing(&self, shards: &Shards) -> Option<Backing> {
-        Some(Backing {
-            format: shards.format(),
-            backend: self.index.backend,
-            why: REMOTE.to_owned(),
-        })
+    fn backend(&self) -> Option<(&'static str, &'static str)> {
+        Some((self.index.backend, REMOTE))
     }
 }
 
