@@ -24,8 +24,8 @@ use aliases::{Alias, Aliases};
 /// One file, or the shards of an index, as one handle. Any number of threads may use it at once.
 ///
 /// The header of each shard is read when the shard is first needed, and is compared with the index: the shard must hold
-/// exactly the tensors that the index names. Calls that need many shards open them in parallel. [`Checkpoint::prepare`] opens
-/// them with progress and cancellation.
+/// exactly the tensors that the index names. Calls that need many shards open them in parallel. [`Checkpoint::prepare_all`]
+/// opens all of them, and can be cancelled.
 ///
 /// The shards of a directory are opened with the index, so that they are read as they were then. If there are more than 48,
 /// each is opened when it is read, and the shards that were opened last stay open. Reading a shard fails with
@@ -239,14 +239,6 @@ impl Checkpoint {
     /// As [`Checkpoint::file`]; [`Error::Interrupted`].
     pub fn prepare_all(&self, watch: &dyn Watch) -> Result<(), Error> {
         self.open_files(&(0..self.files()).collect::<Vec<_>>(), watch)
-    }
-
-    /// As [`Checkpoint::prepare_all`], for the files that hold the tensors of these names.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::find`]; [`Error::Interrupted`].
-    pub fn prepare(&self, names: &[&str], watch: &dyn Watch) -> Result<(), Error> {
-        self.files_of(names, watch).map(drop)
     }
 
     /// Open the files that hold these tensors, and return their numbers.

@@ -91,11 +91,11 @@ pub(crate) fn tensor_name<'a>(given: &'a Bound<'_, PyAny>) -> PyResult<&'a str> 
 }
 
 pub(crate) fn find<'a>(py: Python<'_>, checkpoint: &'a Checkpoint, name: &str) -> PyResult<Tensor<'a>> {
-    if checkpoint.index().is_some() {
-        // The shard may have to be opened.
-        Signals::detach(py, |signals| checkpoint.prepare(&[name], signals))?;
+    if checkpoint.index().is_none() {
+        return checkpoint.find(name).map_err(|error| raise(py, &error));
     }
-    checkpoint.find(name).map_err(|error| raise(py, &error))
+    // The shard may have to be opened.
+    found(py, checkpoint, &[name]).map(|mut tensors| tensors.swap_remove(0))
 }
 
 /// Return the tensors of these names.
