@@ -87,9 +87,11 @@ impl Archive {
             }
             None => read_header(source, path, &options.limits)?,
         };
-        threads_of_environment()?;
         let (backend, why) = match &origin {
-            Origin::Local(file) => file.attach(options.backend, path.unwrap_or(Path::new(BUFFER)))?,
+            Origin::Local(file) => {
+                threads_of_environment()?;
+                file.attach(options.backend, path.unwrap_or(Path::new(BUFFER)))?
+            }
             Origin::Other(source) => {
                 let (backend, why) = source.backend();
                 (backend, why.into())
