@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from math import ceil
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -22,8 +21,9 @@ from ingot.typing import Backend
 Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
 Says: TypeAlias = Callable[[str], bool]
 
-# For each dimension of the stored tensor its selected positions, or one position if it is removed.
-Box: TypeAlias = tuple[range | int, ...]
+# For each dimension of the stored tensor a view without memory that has the shape of the part. Along its own
+# dimension it has a stride, and 0 along all others, so that it shows which positions torch selected.
+Sides: TypeAlias = tuple[torch.Tensor, ...]
 
 
 class UnreadTensor(torch.Tensor):
@@ -36,35 +36,28 @@ class UnreadTensor(torch.Tensor):
     """
 
     _part: TensorSlice[torch.Tensor]
-    _box: Box
+    _sides: Sides
     _found: torch.Tensor | None
 
     @staticmethod
     def __new__(
-        cls, part: TensorSlice[torch.Tensor], dtype: torch.dtype, device: torch.device, box: Box | None = None
+        cls,
+        part: TensorSlice[torch.Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        sides: Sides | None = None,
     ) -> UnreadTensor:
-        sides = tuple(map(range, part.shape)) if box is None else box
-        shape = [len(side) for side in sides if isinstance(side, range)]
+        sides = _whole(part.shape) if sides is None else sides
+        shape = sides[0].shape if sides else ()
         made: UnreadTensor = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made._part, made._box, made._found = part, sides, None
+        made._part, made._sides, made._found = part, sides, None
         return made
 
     def values_read(self) -> torch.Tensor:
         """Return the values, which the first call reads."""
         if self._found is None:
-            sides = [
-                one if isinstance(one, int) else slice(one.start, one.stop, one.step) for one in self._box
-            ]
-            self._found = self._part[tuple(sides)]
+            self._found = self._part[tuple(map(_selected, self._sides))]
         return self._found
-
-    def cut(self, cuts: Iterable[slice | int]) -> UnreadTensor:
-        """Return the part that `cuts` select, one for each dimension; further dimensions stay whole."""
-        of_each = iter(cuts)
-        whole = slice(None)
-        sides = [side if isinstance(side, int) else side[next(of_each, whole)] for side in self._box]
-        with torch._C.DisableTorchFunctionSubclass():
-            return UnreadTensor(self._part, self.dtype, self.device, tuple(sides))
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
@@ -75,14 +68,15 @@ class UnreadTensor(torch.Tensor):
         cls, func: Any, types: Iterable[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = kwargs or {}
-        parts = _PARTS.get(func)
-        if parts is not None and isinstance(args[0], UnreadTensor):
-            found = parts(*args, **given)
-            if found is not None:
-                return found
         with torch._C.DisableTorchFunctionSubclass():
             if func in _FACTS:
                 return func(*args, **given)
+            if func in _DETACHING:
+                return args[0]
+            if func in _SELECTING and isinstance(args[0], UnreadTensor):
+                found = _parts(func, args[0], args[1:], given)
+                if found is not None:
+                    return found
             return _on_values(func, args, given)
 
     @classmethod
@@ -97,110 +91,50 @@ def _on_values(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
     return func(*read[0], **read[1])
 
 
-def _detach(tensor: UnreadTensor) -> UnreadTensor:
-    return tensor
+def _whole(shape: Sequence[int]) -> Sides:
+    """Return the sides of a whole tensor."""
+    places = range(len(shape))
+    strides = ([int(place == own) for place in places] for own in places)
+    return tuple(torch.empty_strided(shape, one, dtype=torch.uint8, device="meta") for one in strides)
 
 
-# The functions below return None if torch has to compute or reject the result on the values.
+def _selected(side: torch.Tensor) -> slice | int:
+    """Return the selected positions along the dimension of a side, or the one position if it is removed."""
+    first = int(side.storage_offset())
+    for size, step in zip(side.shape, side.stride(), strict=True):
+        if step:
+            return slice(first, first + size * step, step)
+    return first
 
 
-def _at(tensor: UnreadTensor, index: Any) -> UnreadTensor | None:
-    cuts = list(index) if isinstance(index, tuple) else [index]
-    # By identity: a tensor among them would compare its elements.
-    dots = [at for at, cut in enumerate(cuts) if cut is Ellipsis]
-    if dots:
-        left = _ndim(tensor) - (len(cuts) - 1)
-        cuts[dots[0] : dots[0] + 1] = [slice(None)] * left
-    if len(cuts) > _ndim(tensor) or not all(map(_is_plain, cuts)):
+def _parts(
+    func: Callable[..., Any], tensor: UnreadTensor, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Return the parts that `func` selects. None if torch has to compute or reject them on the values."""
+    try:
+        found = [func(side, *args, **kwargs) for side in tensor._sides]
+    except (RuntimeError, TypeError, ValueError, IndexError):
         return None
-    for cut, size in zip(cuts, _shape(tensor), strict=False):
-        if isinstance(cut, int) and not -size <= cut < size:
-            return None
-    return tensor.cut(cuts)
-
-
-def _is_plain(cut: object) -> bool:
-    if isinstance(cut, slice):
-        bounds = all(bound is None or type(bound) is int for bound in (cut.start, cut.stop, cut.step))
-        return bounds and (cut.step is None or cut.step > 0)
-    return type(cut) is int
-
-
-def _narrow(tensor: UnreadTensor, dim: int, start: Any, length: int) -> UnreadTensor | None:
-    at, size = _side(tensor, dim)
-    if at is None or type(start) is not int or type(length) is not int:
+    is_one = all(isinstance(one, torch.Tensor) for one in found)
+    rows: list[Sides] = [tuple(found)] if is_one else [*zip(*found, strict=True)]
+    if not tensor._sides or not all(_are_views(row, tensor._sides) for row in rows):
         return None
-    begin = start + size if start < 0 else start
-    if not (length >= 0 and begin >= 0 and begin + length <= size):
-        return None
-    return _cut_at(tensor, at, slice(begin, begin + length))
+    parts = tuple(UnreadTensor(tensor._part, tensor.dtype, tensor.device, row) for row in rows)
+    return parts[0] if is_one else parts
 
 
-def _select(tensor: UnreadTensor, dim: int, index: int) -> UnreadTensor | None:
-    at, size = _side(tensor, dim)
-    if at is None or type(index) is not int or not -size <= index < size:
-        return None
-    return _cut_at(tensor, at, index)
+def _are_views(sides: Sides, wholes: Sides) -> bool:
+    """Return whether all are views of the wholes, and each dimension that is left belongs to one side."""
+    homes, own = ([one.untyped_storage()._cdata for one in each] for each in (wholes, sides))
+    strides = [sum(step != 0 for step in one.stride()) for one in sides]
+    return own == homes and max(strides) <= 1 and sum(strides) == sides[0].ndim
 
 
-def _split(
-    tensor: UnreadTensor, split_size: int | list[int] | tuple[int, ...], dim: int = 0
-) -> tuple[UnreadTensor, ...] | None:
-    at, size = _side(tensor, dim)
-    if at is None or size == 0:
-        return None
-    if type(split_size) is int:
-        if split_size <= 0:
-            return None
-        return _divided(tensor, at, [split_size] * ceil(size / split_size))
-    if not isinstance(split_size, list | tuple) or not all(
-        type(one) is int and one >= 0 for one in split_size
-    ):
-        return None
-    return _divided(tensor, at, split_size) if sum(split_size) == size else None
-
-
-def _chunk(tensor: UnreadTensor, chunks: int, dim: int = 0) -> tuple[UnreadTensor, ...] | None:
-    at, size = _side(tensor, dim)
-    if at is None or size == 0 or type(chunks) is not int or chunks < 1:
-        return None
-    each = ceil(size / chunks)
-    return _divided(tensor, at, [each] * ceil(size / each))
-
-
-def _divided(tensor: UnreadTensor, at: int, sizes: Sequence[int]) -> tuple[UnreadTensor, ...]:
-    """Return consecutive parts of these sizes. The last may be shorter than its size."""
-    begins = [sum(sizes[:part]) for part in range(len(sizes))]
-    pairs = zip(begins, sizes, strict=True)
-    return tuple(_cut_at(tensor, at, slice(begin, begin + size)) for begin, size in pairs)
-
-
-def _cut_at(tensor: UnreadTensor, at: int, cut: slice | int) -> UnreadTensor:
-    return tensor.cut([*[slice(None)] * at, cut])
-
-
-def _side(tensor: UnreadTensor, dim: Any) -> tuple[int | None, int]:
-    """Return the dimension `dim` from the front and its size, or None if it is missing."""
-    ndim = _ndim(tensor)
-    if type(dim) is not int or not -ndim <= dim < ndim:
-        return None, 0
-    return dim % ndim, _shape(tensor)[dim]
-
-
-def _shape(tensor: UnreadTensor) -> list[int]:
-    return [len(side) for side in tensor._box if isinstance(side, range)]
-
-
-def _ndim(tensor: UnreadTensor) -> int:
-    return len(_shape(tensor))
-
-
-_PARTS: dict[Any, Callable[..., Any]] = {
-    getattr(home, cut.__name__[1:]): cut
-    for home in (torch.Tensor, torch)
-    for cut in (_narrow, _select, _split, _chunk, _detach)
-}
-_PARTS |= {torch.Tensor.__getitem__: _at, torch.Tensor.data.__get__: _detach}  # type: ignore[attr-defined]
+# What selects a part of a tensor, and what returns the tensor itself.
+_SELECTING: set[Any] = {
+    getattr(home, name) for home in (torch.Tensor, torch) for name in ("narrow", "select", "split", "chunk")
+} | {torch.Tensor.__getitem__}
+_DETACHING = {torch.Tensor.detach, torch.detach, torch.Tensor.data.__get__}  # type: ignore[attr-defined]
 # What is known of a tensor that was not read.
 _FACTS = {
     getattr(torch.Tensor, name).__get__
