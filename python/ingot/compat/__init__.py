@@ -10,8 +10,8 @@ or, with nothing changed at all::
     python -m ingot.compat -m pytest …
 
 After `install`, ``import safetensors`` finds the package beside this file. It has the names, signatures and
-behaviour of safetensors 0.8 and 0.9, and the names of 0.7 that are still in use. Errors begin with upstream's
-words, followed by ingot's, and are caught by ``except`` clauses for either package's `SafetensorError`.
+behaviour of safetensors 0.8 and 0.9, and the names of 0.7 that are still in use. Errors contain the words
+that programs search for, and are caught by ``except`` clauses for either package's `SafetensorError`.
 
 For every process of a program, including its children, put one line into a file ``ingot-compat.pth`` in the
 ``site-packages`` directory::

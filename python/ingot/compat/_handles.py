@@ -5,7 +5,6 @@ from __future__ import annotations
 import mmap
 import operator
 import os
-import re
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, Any, Self, Unpack
 
@@ -28,46 +27,18 @@ if TYPE_CHECKING:
     from ingot.typing import Keys, NoOptions, Path
 
 
-# The plans that upstream's `prefetch` refuses, with its messages.
-
-
 def refuse_bad_plan(checkpoint: Checkpoint, plan: dict[str, slice | None] | None) -> None:
-    """Raise upstream's error for `plan`, before `ingot.safe_open.prefetch` checks it."""
+    """Raise an error of upstream's class for `plan`, before `ingot.safe_open.prefetch` checks it."""
     if plan is None:
         return
     if not isinstance(plan, dict):
-        raise TypeError(f"{type(plan).__name__!r} object is not an instance of 'dict'")
+        raise TypeError(not_an_instance(plan, "dict"))
     if not plan:
         raise SafetensorError("prefetch plan selects no tensors", code="invalid-plan")
-    for name, rows in plan.items():
-        if not isinstance(name, str):
-            raise SafetensorError("prefetch plan keys must be tensor names", code="invalid-plan")
-        words = _fault(name, rows, checkpoint.info(name).shape)
-        if words is not None:
-            raise SafetensorError(words, code="invalid-plan", tensor=name)
-
-
-def _fault(name: str, rows: object, shape: tuple[int, ...]) -> str | None:
-    """Return upstream's message for the rows of one tensor, or None if they are valid."""
-    if rows is None:
-        return None
-    if not isinstance(rows, slice):
-        return f"prefetch plan values must be None or a slice, got {type(rows)} for {name}"
-    if not shape:
-        return f"cannot slice rows of the 0-d tensor {name}"
-    bounds = {"start": rows.start, "stop": rows.stop}
-    if any(
-        not isinstance(bound, int) or abs(bound) >= 2**63 for bound in bounds.values() if bound is not None
-    ):
-        return f"prefetch plan slice bounds for {name} must be integers or None"
-    for which, bound in bounds.items():
-        if bound is not None and not -shape[0] <= bound <= shape[0]:
-            return f"prefetch plan slice {which} {bound} for {name} is out of range for {shape[0]} rows"
     try:
-        *_, step = rows.indices(shape[0])
-    except (TypeError, ValueError) as fault:
-        return f"invalid prefetch plan slice for {name}: {type(fault).__name__}: {fault}"
-    return None if step == 1 else f"prefetch plan slices must have step 1, got {step} for {name}"
+        loader.planned(checkpoint, plan, None, None)
+    except TypeError as error:
+        raise SafetensorError(str(error), code="invalid-plan") from None
 
 
 _OPENING = "Error while deserializing header"
@@ -108,14 +79,6 @@ def mover(framework: str, device: Any) -> moves.Move | None:
     try:
         move: moves.Move | None = getattr(module, "narrowing", module.mover)(device)
     except OptionError as error:
-        known = _known_device(device)
-        if known is not None and framework not in ("pt", "torch", "pytorch"):
-            raise OptionError(
-                f"Device {known} is not supported for framework {module_of(framework)}: {error}",
-                code="device-of-others",
-                expected=error.expected,
-                found=device,
-            ) from None
         error.found = device if isinstance(device, str) else repr(device)
         raise
     except (TypeError, ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -124,18 +87,6 @@ def mover(framework: str, device: Any) -> moves.Move | None:
             f"{framework} does not accept it: {error}", code="unknown-device", found=device
         ) from error
     return move
-
-
-def _known_device(device: Any) -> str | None:
-    """Return a device of upstream's as it prints it, or None if it is unknown there."""
-    if isinstance(device, int):
-        return str(int(device)) if 0 <= device < 2**64 else None
-    if not isinstance(device, str):
-        return None
-    found = re.fullmatch(r"(cuda|npu|xpu|xla|mlu|musa|hpu)(:\d+)?|mps(:\d+)?", device)
-    if found is None:
-        return None
-    return f"{found[1]}{found[2] or ':0'}" if found[1] else "mps"
 
 
 class _Lent:
@@ -258,7 +209,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
 
     def _words(self, error: SliceError, key: Any) -> str | None:
         if error.code == "partial-byte":
-            return _wording.words_of_a_part_of_a_byte(self._info.shape, key)
+            return _wording.during_slicing(self._info.shape, [key], _wording.SUBBYTES)
         return _wording.words_of_slicer(self._info.shape, key)
 
 
@@ -320,11 +271,6 @@ class safe_open(_Lent, ingot.safe_open[Any]):
                 tensor = load.tensor(self._checkpoint, name, self._adapter.wrap, self._move)
         except SafetensorError as error:
             begin_as_upstream(error, _OPENING)
-            raise
-        except TypeError as error:
-            words = _wording.words_of_argument(safe_open.get_tensor, (self, name), {})
-            if words is not None:
-                error.args = (words,)
             raise
         return tensor
 

@@ -11,17 +11,6 @@ from ingot._base.dtypes import CODES, F4_PACKED
 from ingot.errors import SaveError
 
 _NAMES = {**CODES, F4_PACKED: "F4"}
-# In the order in which upstream lists them.
-LISTED = (
-    *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"),
-    *("float16", "float32", "float64", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"),
-    *("float8_e5m2fnuz", "float8_e8m0fnu", F4_PACKED, "complex64"),
-)
-
-
-def unknown_dtype(name: str) -> str:
-    """Return upstream's message for an unknown name of a dtype."""
-    return f'Unknown dtype "{name}". Supported dtypes: {", ".join(LISTED)}'
 
 
 class TensorSpec:
@@ -45,12 +34,8 @@ class TensorSpec:
             raise TypeError(f"argument 'dtype': {not_an_instance(dtype, 'str')}")
         code = _NAMES.get(dtype)
         if code is None:
-            raise SaveError(
-                unknown_dtype(dtype),
-                code="unknown-dtype",
-                expected=tuple(_NAMES),
-                found=dtype,
-            )
+            message = f"dtype {dtype!r} is unknown: expected one of {', '.join(_NAMES)}"
+            raise SaveError(message, code="unknown-dtype", expected=tuple(_NAMES), found=dtype)
         dims = numbers("shape", shape)
         self._dtype = code
         self._shape = unpacked("", dims) if code == "F4" and dims else dims

@@ -1,6 +1,6 @@
-"""Errors that begin with upstream's messages, and are instances of upstream's classes too.
+"""Errors with the words of upstream's messages that programs search for, and of upstream's classes too.
 
-ingot's own message follows. If programs compare upstream's message as a whole, ingot's is a note of the
+ingot's own message follows them. If programs compare upstream's message as a whole, ingot's is a note of the
 error instead, which tracebacks show. The names in brackets are from safetensors up to 0.5; programs still
 search for them.
 """
@@ -13,7 +13,6 @@ from errno import ENOENT
 from functools import wraps
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from inspect import signature
 from operator import index as integer
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -22,12 +21,9 @@ from ingot._base import text
 from ingot._native import is_url
 from ingot.errors import SafetensorError, StorageError
 
-from ._tensor_spec import not_an_instance
-
 if TYPE_CHECKING:
     P = ParamSpec("P")
     R = TypeVar("R")
-    Check = Callable[[Any], str | None]
 
 # Upstream's messages for an invalid index: torch's for torch, else its slicer's.
 
@@ -57,16 +53,14 @@ def words_of_slicer(shape: Sequence[int], key: Any) -> str | None:
     It rejects lists, None, masks and bounds past the end. If it raises `OverflowError` or `SystemError`, or
     the tensor has no elements, the result is NumPy's.
     """
-    if isinstance(key, list):
-        if key:
-            return "Non empty lists are not implemented"
+    if isinstance(key, list) and not key:
         key = slice(0, 0)
     parts = [*key] if isinstance(key, tuple) else [key]
     if sum(part is ... for part in parts) > 1:
         return "Only one ellipsis (...) is allowed in slice index"
     whole = max(len(shape) - len(parts) + 1, 0)
     normal: list[int | slice] = []
-    for position, part in enumerate(parts):
+    for part in parts:
         if part is ...:
             normal += [slice(None)] * whole
         elif isinstance(part, slice):
@@ -77,14 +71,18 @@ def words_of_slicer(shape: Sequence[int], key: Any) -> str | None:
                 return f"Slice step must be a positive integer, got {part.step}"
             normal.append(part)
         else:
-            number = _number(part)
+            number, axis = _number(part), len(normal)
+            size = shape[axis] if axis < len(shape) else 0
             if number is None:
-                return f"Unsupported slice index at position {position}: expected slice, int, or ellipsis"
-            size = shape[len(normal)] if len(normal) < len(shape) else 0
+                return "Unsupported slice index: expected slice, int, or ellipsis"
             if number + size < 0:
-                return f"Invalid index {number} for dimension {len(normal)} of size {size}"
+                return f"Invalid index {number} for dimension {axis} of size {size}"
             normal.append(number if number >= 0 else number + size)
-    return _words_of_parts(shape, normal)
+    if len(normal) > len(shape):
+        return during_slicing(shape, normal, "more slicing indexes than dimensions in tensor")
+    beyond = [_beyond(*one) for one in zip(normal, shape, strict=False)]
+    what = next((f"index {one} out of bounds" for one in beyond if one is not None), None)
+    return None if what is None else during_slicing(shape, normal, what)
 
 
 def _number(part: Any) -> int | None:
@@ -95,23 +93,6 @@ def _number(part: Any) -> int | None:
     return number if -(2**63) <= number < 2**63 else None
 
 
-def _words_of_parts(shape: Sequence[int], parts: list[int | slice]) -> str | None:
-    """Return the message for ints that are counted from the front, and slices."""
-    what = None
-    if len(parts) > len(shape):
-        what = "more slicing indexes than dimensions in tensor"
-    else:
-        # From the last dimension to the first.
-        for axis in range(len(parts) - 1, -1, -1):
-            beyond = _beyond(parts[axis], shape[axis])
-            if beyond is not None:
-                what = f"index {beyond} out of bounds for tensor dimension #{axis} of size {shape[axis]}"
-                break
-    if what is None:
-        return None
-    return f"{_during(shape, parts)}: {what}"
-
-
 def _beyond(part: int | slice, size: int) -> int | None:
     """Return the position past the end that it names, or None."""
     if isinstance(part, int):
@@ -120,97 +101,9 @@ def _beyond(part: int | slice, size: int) -> int | None:
     return next((int(bound) for bound in bounds if size and bound is not None and bound >= size), None)
 
 
-def words_of_a_part_of_a_byte(shape: Sequence[int], key: Any) -> str:
-    """Return the message for a run of elements that ends inside a byte."""
-    parts = [*key] if isinstance(key, tuple) else [key]
-    return f"{_during(shape, parts)}: {SUBBYTES}"
-
-
-def _during(shape: Sequence[int], parts: Sequence[Any]) -> str:
-    return f"Error during slicing [{', '.join(map(_shown, parts))}] with shape {[*shape]}"
-
-
-def _shown(part: Any) -> str:
-    if not isinstance(part, slice):
-        return "..." if part is ... else str(part)
-    start, stop, step = ("" if bound is None else str(bound) for bound in (part.start, part.stop, part.step))
-    return f"{start}:{stop}" + (f":{step}" if step not in ("", "1") else "")
-
-
-# Upstream's messages for an argument of the wrong type, computed after an error.
-
-
-def words_of_argument(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str | None:
-    """Return upstream's message for the first argument of a wrong type; None if all types fit."""
-    try:
-        given = signature(function).bind(*args, **kwargs).arguments
-    except TypeError:
-        # Too few or too many arguments: the error is already raised by Python.
-        return None
-    for parameter, value in given.items():
-        name, check = _CHECKS.get(parameter, ("", None))
-        if name == "tensor_dict" and function.__name__.startswith("serialize"):
-            check = _specs
-        found = None if check is None else check(value)
-        if found is not None:
-            return f"argument {name!r}: {found}"
-    return None
-
-
-def _path(value: Any) -> str | None:
-    try:
-        os.fspath(value)
-    except TypeError as error:
-        return str(error)
-    return None
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) else not_an_instance(value, "str")
-
-
-def _bytes(value: Any) -> str | None:
-    return None if isinstance(value, bytes) else not_an_instance(value, "bytes")
-
-
-def _names(value: Any) -> str | None:
-    if not isinstance(value, dict):
-        return not_an_instance(value, "dict")
-    return next((found for found in map(_text, value) if found is not None), None)
-
-
-def _texts(value: Any) -> str | None:
-    if value is None or not isinstance(value, dict):
-        return None if value is None else not_an_instance(value, "dict")
-    both = (one for pair in value.items() for one in pair)
-    return next((found for found in map(_text, both) if found is not None), None)
-
-
-def _specs(value: Any) -> str | None:
-    found = _names(value)
-    if found is not None:
-        return found
-    from ._tensor_spec import TensorSpec
-
-    others = (one for one in value.values() if not isinstance(one, (TensorSpec, dict)))
-    return next((not_an_instance(one, "TensorSpec") for one in others), None)
-
-
-# Parameter here to the name of upstream's own parameter, and the check of its type.
-_CHECKS: dict[str, tuple[str, Check]] = {
-    "filename": ("filename", _path),
-    "framework": ("framework", _text),
-    "backend": ("backend", lambda value: None if value is ... else _text(value)),
-    "name": ("name", _text),
-    "bytes": ("bytes", _bytes),
-    "data": ("bytes", _bytes),
-    "tensors": ("tensor_dict", _names),
-    "arrays": ("tensor_dict", _names),
-    "tensor_dict": ("tensor_dict", _names),
-    "metadata": ("metadata", _texts),
-}
+def during_slicing(shape: Sequence[int], parts: Any, what: str) -> str:
+    """Return the message for an index that does not fit the shape."""
+    return f"Error during slicing {parts} with shape {[*shape]}: {what}"
 
 
 _JSON_CODES = (
@@ -295,9 +188,6 @@ def reading(doing: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             except SafetensorError as error:
                 begin_as_upstream(error, doing)
                 raise
-            except TypeError as error:
-                _name_argument(error, function, args, kwargs)
-                raise
             except OSError as error:
                 other = unopened(error)
                 if other is error:
@@ -338,11 +228,6 @@ def writing(function: Callable[P, R]) -> Callable[P, R]:
             if error.code in ("size-mismatch", "size-overflow", "partial-byte"):
                 reword(error, f"Error while serializing: {_HEADER[error.code]}")
             raise
-        except SafetensorError:
-            raise
-        except TypeError as error:
-            _name_argument(error, function, args, kwargs)
-            raise
 
     return call
 
@@ -370,15 +255,6 @@ def _beginning(error: SafetensorError, doing: str) -> str | None:
 
 def _of_system(error: OSError) -> str:
     return "" if error.errno is None else f": {os.strerror(error.errno)} (os error {error.errno})"
-
-
-def _name_argument(
-    error: TypeError, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
-) -> None:
-    """Put the name of the argument with a wrong type before the message of `error`."""
-    words = words_of_argument(function, args, kwargs)
-    if words is not None:
-        error.args = (words if words.endswith(str(error)) else f"{words}: {error}",)
 
 
 def reword(error: Exception, words: str) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 from ingot import numpy as _ingot
 from ingot.compat._handles import MMAP, chosen, path_only, safe_open
 from ingot.compat._specs import deserialize, serialize, serialize_file
-from ingot.compat._tensor_spec import LISTED, TensorSpec, unknown_dtype
-from ingot.compat._wording import reading, reword, writing
-from ingot.errors import DtypeError, SaveError
+from ingot.compat._tensor_spec import TensorSpec
+from ingot.compat._wording import reading, writing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -56,28 +55,13 @@ def load(data: Buffer) -> dict[str, Array]:
 @writing
 def save(tensor_dict: dict[str, Array], metadata: dict[str, str] | None = None) -> bytes:
     """Return the bytes of a file that holds these arrays, as `ingot.numpy.save`."""
-    try:
-        return _ingot.save(tensor_dict, metadata)
-    except (DtypeError, SaveError) as error:
-        _name_dtype(error, tensor_dict)
-        raise
+    return _ingot.save(tensor_dict, metadata)
 
 
 @writing
 def save_file(tensor_dict: dict[str, Array], filename: Path, metadata: dict[str, str] | None = None) -> None:
     """Save arrays to a file, as `ingot.numpy.save_file`."""
-    try:
-        _ingot.save_file(tensor_dict, path_only(filename), metadata, format="safetensors")
-    except (DtypeError, SaveError) as error:
-        _name_dtype(error, tensor_dict)
-        raise
-
-
-def _name_dtype(error: DtypeError | SaveError, arrays: Mapping[str, Any]) -> None:
-    """Put upstream's message for a dtype that the format lacks before the message of `error`."""
-    dtype = None if error.tensor is None else getattr(arrays.get(error.tensor), "dtype", None)
-    if isinstance(dtype, np.dtype) and dtype.name not in LISTED:
-        reword(error, unknown_dtype(dtype.name))
+    _ingot.save_file(tensor_dict, path_only(filename), metadata, format="safetensors")
 
 
 def _getdtype(dtype_str: str) -> Any:
