@@ -8,6 +8,7 @@ from operator import index as integer
 from typing import Any, NamedTuple
 
 from ingot._base import batches as _batches
+from ingot._base.blocks import blocks
 
 # What an index takes along one dimension: a place, a stretch with a step, or a list of places.
 Taken = int | range | list[int]
@@ -53,7 +54,8 @@ def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterato
     lengths = tuple(len(one) for one in along if not isinstance(one, int))
     if not all(lengths):
         return
-    for box in _boxes(lengths, nbits, 8 * PIECE_NBYTES):
+    # Two elements of F4 share a byte.
+    for box in blocks(lengths, 8 * PIECE_NBYTES // nbits, 2):
         sizes = tuple(cut.stop - cut.start for cut in box)
         # What is whole is read the fastest where no index says so.
         asked = None if index is None and sizes == lengths else within(along, box)
@@ -102,20 +104,3 @@ def within(along: list[Taken], box: Box) -> tuple[Any, ...]:
 
 def _cut(some: range | list[int]) -> slice | list[int]:
     return slice(some.start, some.stop, some.step) if isinstance(some, range) else some
-
-
-def _boxes(lengths: tuple[int, ...], nbits: int, most: int) -> Iterator[Box]:
-    """Yield boxes of at most `most` bits that cover a shape, in C order. No dimension is 0."""
-    inner = nbits * prod(lengths[1:])
-    rest = tuple(slice(0, length) for length in lengths[1:])
-    if not lengths:
-        yield ()
-    elif inner <= most:
-        # An even number along the last, because two elements of F4 share a byte.
-        step = most // inner if rest else max(most // inner // 2 * 2, 2)
-        for begin in range(0, lengths[0], step):
-            yield (slice(begin, min(begin + step, lengths[0])), *rest)
-    else:
-        for begin in range(lengths[0]):
-            for box in _boxes(lengths[1:], nbits, most):
-                yield (slice(begin, begin + 1), *box)

@@ -10,6 +10,7 @@ import numpy
 
 from ingot import _native
 from ingot import numpy as arrays
+from ingot._base.blocks import blocks
 from ingot._base.dtypes import CODES, F4_LOOSE, NAMES
 from ingot._base.frameworks import installing
 from ingot._base.frameworks import lacks as framework_lacks
@@ -96,18 +97,9 @@ def nbytes(code: str, shape: tuple[int, ...]) -> int:
 
 def pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[Index]:
     """Yield indices that cut an array into pieces of about `PIECE_NBYTES`, in C order."""
-    if not prod(shape):
-        return
-    for axis, size in enumerate(shape):
-        inner = prod(shape[axis + 1 :]) * itemsize
-        if size > 1 and size * inner > PIECE_NBYTES:
-            # Even, because two elements of F4 share a byte.
-            step = max(PIECE_NBYTES // inner // 2 * 2, 2 if axis == len(shape) - 1 else 1)
-            for at in numpy.ndindex(shape[:axis]):
-                for first in range(0, size, step):
-                    yield (*at, slice(first, min(first + step, size)))
-            return
-    yield ()
+    if prod(shape):
+        # Two elements of F4 share a byte.
+        yield from blocks(shape, PIECE_NBYTES // itemsize, 2)
 
 
 def stored(array: Array) -> memoryview:

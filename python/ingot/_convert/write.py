@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from errno import EEXIST
 from io import BufferedWriter, FileIO
-from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy
@@ -251,9 +250,7 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
         if there < region.nbytes:
             raise truncated(region.path, region.nbytes, max(there, 0), entry.name)
         for index in pieces(entry.shape, max(nbytes(entry.code, (1,)), 1)):
-            inner = prod(entry.shape[len(index) :])
-            shape = (index[-1].stop - index[-1].start, inner) if index else entry.shape
-            size = nbytes(entry.code, shape)
+            size = nbytes(entry.code, tuple(side.stop - side.start for side in index))
             yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
 

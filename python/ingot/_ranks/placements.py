@@ -6,12 +6,14 @@ since a strided shard has several intervals along one dimension.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from itertools import product as combinations
 from math import prod
 from typing import Any, NamedTuple
+
+from ingot._base.blocks import blocks
 
 # The first position, and the one after the last.
 Interval = tuple[int, int]
@@ -82,25 +84,10 @@ def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
         at += end - begin
 
 
-def pieces(box: Box, limit: int | None) -> Iterator[Box]:
-    """Yield blocks of a box in C order, each of at most `limit` elements if there is a limit."""
-    row, cut = 1, len(box)
-    # Dimensions that are taken whole in each block, from the last on.
-    while cut and (limit is None or row * (box[cut - 1].stop - box[cut - 1].start) <= limit):
-        cut -= 1
-        row *= box[cut].stop - box[cut].start
-    if not cut:
-        yield box
-        return
-    step = max(1, (limit or 1) // max(1, row))
-    sides = [[*_steps(side, 1)] for side in box[: cut - 1]] + [[*_steps(box[cut - 1], step)]]
-    for leading in combinations(*sides):
-        yield (*leading, *box[cut:])
-
-
-def _steps(side: slice, step: int) -> Iterator[slice]:
-    for begin in range(side.start, side.stop, step):
-        yield slice(begin, min(begin + step, side.stop))
+def pieces(box: Box, limit: int) -> Iterator[Box]:
+    """Yield blocks of a box in C order, each of at most `limit` elements."""
+    for block in blocks([side.stop - side.start for side in box], limit):
+        yield tuple(slice(of.start + at.start, of.start + at.stop) for of, at in zip(box, block, strict=True))
 
 
 def moved(box: Box, origin: Box, inner: Box) -> Box:
@@ -142,7 +129,7 @@ def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[P
             for (before, ahead), (after, behind) in pairwise(sides)
         ):
             return None
-        intervals[dim] = _joined((side.start, side.stop) for side, _ in sides)
+        intervals[dim] = joined((side.start, side.stop) for side, _ in sides)
         memory[dim] = slice(place[dim].start, last[dim].stop)
     if any(at[dim] != side for _, at in ordered for dim, side in enumerate(place) if dim not in across):
         return None
@@ -191,7 +178,7 @@ def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int,
         cut = ((first, _chunk(size, count, place)) for first, size in _chunks(length, split or 1))
         stretches = [(first + begin, first + end) for first, (begin, end) in cut]
         before = intervals[dim]
-        intervals[dim] = _joined(piece for stretch in stretches for piece in _taken(before, *stretch))
+        intervals[dim] = joined(piece for stretch in stretches for piece in _taken(before, *stretch))
     return Part(shape, tuple(intervals))
 
 
@@ -218,12 +205,12 @@ def _taken(intervals: Sequence[Interval], begin: int, end: int) -> Iterator[Inte
         at += last - first
 
 
-def _joined(intervals: Iterator[Interval]) -> tuple[Interval, ...]:
-    """Yield the intervals, which are in order, with touching ones merged."""
+def joined(intervals: Iterable[Interval]) -> tuple[Interval, ...]:
+    """Return the intervals, which are in order, with touching and overlapping ones merged."""
     found: list[Interval] = []
     for begin, end in intervals:
-        if found and found[-1][1] == begin:
-            found[-1] = (found[-1][0], end)
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
         else:
             found.append((begin, end))
     return tuple(found)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
 
-from .placements import Box, Interval, Part, moved, pieces
+from .placements import Box, Interval, Part, joined, moved, pieces
 
 #: The least length in bytes of the runs of a part that a rank reads by itself.
 DIRECT_NBYTES = 128 << 10
@@ -149,7 +149,8 @@ class Pattern(NamedTuple):
         if 0 in self.tensor.shape:
             return []
         dims = range(len(self.tensor.shape))
-        sides = [_union(part.intervals[dim] for _, part in self.wanted) for dim in dims]
+        wanted = [{side for _, part in self.wanted for side in part.intervals[dim]} for dim in dims]
+        sides = [joined(sorted(of_all)) for of_all in wanted]
         within = [slice(side[0][0], side[-1][1]) for side in sides[1:]]
         return [(slice(begin, end), *within) for begin, end in sides[0]]
 
@@ -171,17 +172,6 @@ def shared(part: Part, box: Box) -> int:
 def _overlap(one: Part, other: Part) -> bool:
     pairs = zip(one.intervals, other.intervals, strict=True)
     return all(any(max(a, c) < min(b, d) for a, b in mine for c, d in theirs) for mine, theirs in pairs)
-
-
-def _union(sides: Iterable[tuple[Interval, ...]]) -> list[Interval]:
-    """Return the intervals in order, with touching ones merged."""
-    found: list[Interval] = []
-    for begin, end in sorted({interval for side in sides for interval in side}):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
 
 
 def plan(
