@@ -156,10 +156,10 @@ ingot.convert("in.npz", "out.safetensors", progress=lambda done, total: os.kill(
 
 def test_convert_removes_the_downloads_of_a_killed_conversion(source: str) -> None:
     program = """
-from ingot._convert.conversion import _in_use
+from ingot._write.directory import locked
 os.mkdir(".ingot-00000001.out.safetensors.fetched")
 open(".ingot-00000001.out.safetensors.fetched/in.npz", "w").close()
-with _in_use(".ingot-00000001.out.safetensors.fetched"):
+with locked(".ingot-00000001.out.safetensors.fetched"):
     print("", flush=True)
     if sys.argv[1:] == ["die"]:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -19,7 +18,7 @@ from ingot._base.text import _escaped
 from ingot._native import is_url, local_path, shown_url
 from ingot._read import door
 from ingot._read.source import Reader, shown
-from ingot._write.directory import hidden
+from ingot._write.directory import hidden, locked
 from ingot._write.download import download
 from ingot._write.shards import index, split, write
 from ingot.errors import ConversionError, OptionError
@@ -89,7 +88,7 @@ def _folder(beside: str, name_of_source: str) -> Iterator[str]:
     prefix, folder = _made(beside)
     with hidden(prefix):
         try:
-            with _in_use(folder):
+            with locked(folder):
                 yield folder
         except ConversionError as error:
             error.add_note(f"fetched from {_escaped(name_of_source)}, and no other file with it")
@@ -122,33 +121,13 @@ def sweep(beside: str) -> None:
     """Remove the copies of conversions to this destination that were killed."""
     for number in range(_AT_ONCE):
         _, folder = _named(beside, number)
+        # Another conversion has the lock of its folder.
         with suppress(OSError):
-            with _in_use(folder):
+            if os.path.isdir(folder) and not os.path.islink(folder):
+                with locked(folder, seconds=0):
+                    shutil.rmtree(folder, ignore_errors=True)
+                # Windows keeps the folder while the lock in it is open.
                 shutil.rmtree(folder, ignore_errors=True)
-            # Windows keeps the folder while the lock in it is open.
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _in_use(folder: str) -> Iterator[None]:
-    """Lock a folder; the end of the process unlocks it. Raises `OSError` if another process has the lock."""
-    if sys.platform == "win32":
-        # A folder cannot be locked there. A file in it can, and is deleted when it is closed.
-        import msvcrt
-
-        descriptor = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT | os.O_TEMPORARY)
-    else:
-        import fcntl
-
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 # A listing makes no tensor, so they may have any size.

@@ -11,7 +11,7 @@ from importlib.resources import files
 from ingot._native import statistics
 from ingot._read.load import RAW
 
-from .shelf import Document, ReadFile, read_through
+from .shelf import ReadFile, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def made(source: Opened, progress: Callable[[int, int], object] | None = None) -
         "files": [
             {"name": file.name, "size": file.size, "head": b64encode(file.head).decode()}
             for file in model.files
-            if isinstance(file, (Document, ReadFile))
+            if isinstance(file, ReadFile)
         ],
         "statistics": {
             name: _facts(found) for name, found in zip(names, counted, strict=True) if found is not None

@@ -113,19 +113,16 @@ class OpenLocalFile:
 class ReadFile:
     """A file that is read through a handle, such as a remote one: credentials stay in this process.
 
-    The page gets the proven header, rewritten as `.safetensors`, and after it the bytes of the tensors.
+    The page gets all bytes before the tensors, which are the proven header, rewritten as `.safetensors`, and
+    after them the bytes of the tensors. An index or a configuration is a head without tensors.
     """
 
-    def __init__(
-        self, name: str, handle: Checkpoint, metadata: dict[str, str] | None, infos: list[TensorInfo]
-    ) -> None:
-        self.name = name
+    def __init__(self, name: str, head: bytes, handle: Checkpoint, infos: Sequence[TensorInfo] = ()) -> None:
+        self.name, self.head = name, head
         self.version = os.urandom(8).hex()
         self._handle = handle
         self._infos = infos
-        # All bytes before the tensors.
-        self.head = _rendered(metadata, infos)
-        self.head_nbytes = len(self.head)
+        self.head_nbytes = len(head)
         self.size = self.head_nbytes + (infos[-1].end if infos else 0)
 
     def open(self) -> AbstractContextManager[ReadFile]:
@@ -154,30 +151,8 @@ class ReadFile:
                 yield self._handle.tensor_bytes(info.name, at, min(last, at + _PIECE))
 
 
-class Document:
-    """A short text that the page reads as a file."""
-
-    def __init__(self, name: str, text: bytes) -> None:
-        self.name, self.head, self.size = name, text, len(text)
-        self.head_nbytes = self.size
-        self.version = os.urandom(8).hex()
-
-    def open(self) -> AbstractContextManager[Document]:
-        """Return the document itself."""
-        return nullcontext(self)
-
-    def read(self, begin: int, end: int) -> bytes:
-        """Return the bytes from `begin` to before `end`."""
-        return self.head[begin:end]
-
-    def send(self, connection: socket, begin: int, end: int) -> int:
-        """Send the bytes from `begin` to before `end`, and return how many there were."""
-        connection.sendall(self.head[begin:end])
-        return end - begin
-
-
-File = LocalFile | ReadFile | Document
-OpenFile = OpenLocalFile | ReadFile | Document
+File = LocalFile | ReadFile
+OpenFile = OpenLocalFile | ReadFile
 
 
 class Opened(NamedTuple):
@@ -304,16 +279,17 @@ def opened(source: str) -> Opened:
 def read_through(source: Opened) -> Model:
     """Return the files of an open checkpoint."""
     handle = source.handle
-    files: list[ReadFile | Document] = []
+    files: list[ReadFile] = []
     index = handle.index()
     if index is not None:
         text = json.dumps({"metadata": index.metadata() or {}, "weight_map": index.weight_map()}).encode()
-        files.append(Document("model.safetensors.index.json", text))
+        files.append(ReadFile("model.safetensors.index.json", text, handle))
     for name, metadata, infos in handle.headers():
-        files.append(ReadFile(name if index is not None else _file_name(source), handle, metadata, infos))
+        shown = name if index is not None else _file_name(source)
+        files.append(ReadFile(shown, _rendered(metadata, infos), handle, infos))
     config = _config(source)
     if config is not None:
-        files.append(Document(CONFIG, config))
+        files.append(ReadFile(CONFIG, config, handle))
     return Model(_label(source), files, handle.format)
 
 
@@ -350,7 +326,7 @@ def _rendered(metadata: dict[str, str] | None, infos: list[TensorInfo]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _overlapping(infos: list[TensorInfo], begin: int, end: int) -> Iterator[TensorInfo]:
+def _overlapping(infos: Sequence[TensorInfo], begin: int, end: int) -> Iterator[TensorInfo]:
     from bisect import bisect_right
 
     for number in range(bisect_right(infos, begin, key=lambda info: info.end), len(infos)):

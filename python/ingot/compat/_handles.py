@@ -6,6 +6,7 @@ import mmap
 import operator
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Self, Unpack
 
 import ingot
@@ -123,30 +124,16 @@ class _Lent:
         return getattr(self, name)
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class TensorMeta:
     """A tensor's entry in the header."""
 
-    __slots__ = ("_data_offsets", "_dtype", "_shape")
-
-    def __init__(self, dtype: str, shape: list[int], data_offsets: tuple[int, int]) -> None:
-        self._dtype = dtype
-        self._shape = shape
-        self._data_offsets = data_offsets
-
-    @property
-    def dtype(self) -> str:
-        """The code in the header, such as ``"F32"``."""
-        return self._dtype
-
-    @property
-    def shape(self) -> list[int]:
-        """The shape in the header."""
-        return list(self._shape)
-
-    @property
-    def data_offsets(self) -> tuple[int, int]:
-        """The first byte and the one after the last, counted from the start of the data section."""
-        return self._data_offsets
+    dtype: str
+    """The code in the header, such as ``"F32"``."""
+    shape: list[int]
+    """The shape in the header."""
+    data_offsets: tuple[int, int]
+    """The first byte and the one after the last, counted from the start of the data section."""
 
     def __repr__(self) -> str:
         place = f"shape: {self.shape}, data_offsets: {self.data_offsets}"

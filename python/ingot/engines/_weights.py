@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch.utils._pytree import tree_map_only
 
-from ingot._base.checks import checked_backend, counted, one_of
+from ingot._base.checks import checked_backend, checked_text, counted, one_of
 from ingot._base.text import _escaped, _quoted, located
 from ingot._native import in_natural_order
 from ingot._read.handle import TensorSlice, safe_open
@@ -173,10 +173,8 @@ class Reading(NamedTuple):
         how = cls(**given)
         one_of("read", how.read, READ)
         checked_backend(how.backend)
+        checked_text("device", how.device)
         counted("threads", how.threads, least=1, code="invalid-threads", or_none=True)
-        for name, value, kind in (("ahead", how.ahead, int), ("device", how.device, str)):
-            if type(value) is not kind:
-                raise TypeError(f"{where}: {name} must be {kind.__name__}, found {type(value).__name__}")
         counted("ahead", how.ahead)
         return how
 
