@@ -170,26 +170,6 @@ DEFAULTS: dict[str, Any] = {
     "write_options": None,
 }
 
-# Options that are True or False.
-FLAGS = (
-    "atomic",
-    "background",
-    "confine",
-    "force_contiguous",
-    "lenient",
-    "overwrite",
-    "raises",
-    "replace_read_only",
-    "return_metadata",
-    "return_report",
-    "shards",
-    "strict",
-    "values",
-    "verify",
-    "whole",
-)
-# Options that are a dict with str as its keys.
-MAPPINGS = ("aliases", "config", "out", "plan", "slices", "specs")
 # Options that are one of a few words.
 WORDS = {
     "backend": checks.BACKENDS,
@@ -217,6 +197,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "checksums": lambda checksums: None if checksums is None else checks.known_checksums(checksums),
     "align": checks.alignment,
     "reserve_header": partial(checks.counted, "reserve_header", code="invalid-reserve"),
+    "replace_read_only": partial(checks.checked_flag, "replace_read_only"),
     "snapshot": checks.checked_snapshot,
     "max_shard_size": checks.checked_shard_size,
     "filename_pattern": checks.checked_pattern,
@@ -232,9 +213,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "tensor": checked_tensor,
     "root": partial(checks.checked_text, "root", or_none=True),
     "strip_prefix": partial(checks.checked_text, "strip_prefix"),
-    **{name: partial(checks.checked_mapping, name) for name in MAPPINGS},
     **{name: partial(checks.one_of, name, choices=words) for name, words in WORDS.items()},
-    **{name: partial(checks.checked_flag, name) for name in FLAGS},
 }
 
 
@@ -245,6 +224,18 @@ _OF_TYPES: dict[str, Callable[[Any], Any]] = {
     "Path": local_path,
     "Path | Writable": checks.checked_written,
 }
+
+
+def _check_of(function: Any, name: str) -> Callable[[Any], Any] | None:
+    """Return the check of an option: its own, or else the one of its annotation. None without one."""
+    if name in _CHECKED:
+        return _CHECKED[name]
+    shown: Any = getattr(function, "__signature__", None)
+    annotation = shown.parameters[name].annotation if shown is not None and name in shown.parameters else ""
+    if annotation == "bool":
+        return partial(checks.checked_flag, name)
+    is_mapping = annotation.startswith("Mapping[") and annotation.endswith("| None")
+    return partial(checks.checked_mapping, name) if is_mapping else None
 
 
 def _source_of(function: Any) -> str:
@@ -280,7 +271,7 @@ def checked(
         try:
             if name == "write_options":
                 found[name] = _rare(function, value)
-            elif check := own.get(name) or _CHECKED.get(name):
+            elif check := own.get(name) or _check_of(function, name):
                 found[name] = check(value)
         except (TypeError, SafetensorError) as fault:
             fault.args = (f"{_called(function)}(): {fault}",)
