@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from errno import EEXIST
 from io import BufferedWriter, FileIO
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy
 
 from ingot import _native
+from ingot._base.batches import batches
 from ingot._base.checks import Existing, checked_shard_size
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, located
@@ -210,10 +212,10 @@ class Task(NamedTuple):
             for piece in batch:
                 work(piece)
 
-        batches = list(_batches(_pieces(entries)))
-        pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(batches) or 1))
+        some = [*batches(_pieces(entries), attrgetter("nbytes"), PIECE_NBYTES)]
+        pool = ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, len(some) or 1))
         try:
-            for batch, _ in zip(batches, pool.map(all_of, batches), strict=True):
+            for batch, _ in zip(some, pool.map(all_of, some), strict=True):
                 self.moved(sum(piece.nbytes for piece in batch))
         finally:
             pool.shutdown(cancel_futures=True)
@@ -253,20 +255,6 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[_Piece]:
             size = nbytes(entry.code, tuple(side.stop - side.start for side in index))
             yield _Piece(files[region.path], region.position + begin, entry.name, index or ..., begin, size)
             begin += size
-
-
-def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield pieces that are enough work for a thread together."""
-    batch: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += piece.nbytes
-        if size >= PIECE_NBYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
 
 
 def _parts(entry: Entry) -> Iterator[tuple[Any, Array]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
+from fnmatch import translate
 from functools import cached_property
 from math import floor, isfinite, prod
 from typing import Any
@@ -145,26 +146,13 @@ class _Patterns:
 
     def __init__(self, names: set[str], globs: list[str]) -> None:
         self._names = names
-        self._globs = [glob.split("*") for glob in globs]
+        # In expressions that take time in proportion to a name. Only the star has a meaning.
+        found = (translate(re.sub(r"([?[])", r"[\1]", glob)) for glob in globs)
+        self._expression = re.compile("|".join(found)) if globs else None
 
     def match(self, name: str) -> bool:
-        return name in self._names or any(_fits(parts, name) for parts in self._globs)
-
-
-def _fits(parts: list[str], text: str) -> bool:
-    """Return whether `text` is `parts` with any text between them."""
-    if len(parts) == 1:
-        return text == parts[0]
-    first, *middle, last = parts
-    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
-        return False
-    at, end = len(first), len(text) - len(last)
-    for part in middle:
-        found = text.find(part, at, end)
-        if found < 0:
-            return False
-        at = found + len(part)
-    return True
+        is_named = name in self._names
+        return is_named or (self._expression is not None and self._expression.match(name) is not None)
 
 
 def _targets(targets: Any) -> _Patterns:
