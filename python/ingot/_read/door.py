@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ingot._base.checks import Leniency, is_path, no_source
 from ingot._base.options import DEFAULT_LOADING, Loading
-from ingot._base.progress import reporting_on
+from ingot._base.progress import Several, reporting_on
 from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
 from ingot.typing import Source, Tell
@@ -38,16 +38,11 @@ class Reads(NamedTuple):
 
         Each of `nbytes` returns the bytes that one call reads. They are called only if progress is reported.
         """
-        tell = self.tell
-        if tell is None:
+        if self.tell is None:
             return [self] * len(nbytes)
         sizes = [size() for size in nbytes]
-        return [self._replace(tell=_after(tell, sum(sizes[:rank]), sum(sizes))) for rank in range(len(sizes))]
-
-
-def _after(tell: Tell, before: int, total: int) -> Tell:
-    """Return a progress function for a part of the work that begins after `before` of `total` bytes."""
-    return lambda done, _: tell(before + done, total)
+        steps = Several(self.tell, sum(sizes))
+        return [self._replace(tell=steps.step(size)) for size in sizes]
 
 
 PLAIN = Reads()
@@ -126,10 +121,15 @@ def open_checkpoint(
 TRIES = 20
 
 
-def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T]) -> T:
+def loaded(
+    source: Source,
+    how: Loading,
+    work: Callable[[Checkpoint, Reads], T],
+    headers: ShardHeaders | None = None,
+) -> T:
     """Open `source` and return what `work` makes of it, of one version if a save replaces it meanwhile."""
     for left in reversed(range(TRIES)):
-        checkpoint = open_source(source, how)
+        checkpoint = open_source(source, how, headers)
         try:
             if how.progress is False:
                 # A context manager would add a twentieth to the time to load a small file.
@@ -144,16 +144,12 @@ def loaded(source: Source, how: Loading, work: Callable[[Checkpoint, Reads], T])
 
 def open_all(source: Source, how: Loading, headers: ShardHeaders | None = None) -> Checkpoint:
     """Open `source` and all its files, of one version if a save replaces it meanwhile."""
-    for left in reversed(range(TRIES)):
-        checkpoint = open_source(source, how, headers)
-        try:
-            checkpoint.identity()
-        except (StorageError, CheckpointError, OSError):
-            if not left or not checkpoint.is_replaced():
-                raise
-        else:
-            return checkpoint
-    raise AssertionError("the last try returns or raises")
+
+    def opened(checkpoint: Checkpoint, _: Reads) -> Checkpoint:
+        checkpoint.identity()
+        return checkpoint
+
+    return loaded(source, how._replace(progress=False), opened, headers)
 
 
 def open_source(source: Source, how: Loading, headers: ShardHeaders | None = None) -> Checkpoint:

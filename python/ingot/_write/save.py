@@ -73,23 +73,16 @@ def write_file(
     # A relative path is resolved now, and not when its turn comes.
     place = join(getcwd(), fsdecode(path)) if how.background else path
     file = new_file(place, tensors, payload, how, **shown)
-    write = _native.NewFile.write
     # What is left of the tensors is in `file`.
     del tensors, payload, shown
-    if not how.background:
-        reported(how.progress, "Saving", path, write)(file)
-        return None
-    from .background import SAVES, SaveFuture
 
-    future = SaveFuture(fsdecode(path))
-    if snapshot == "host":
-        file.snapshot()
-    if snapshot is None:
-        write = staging(future, write)
-    else:
-        future._stage()
-    save = reported(how.progress, "Saving", path, write)
-    return SAVES.put(lambda: save(file), future)
+    def save(write: Callable[..., None] = NewFile.write) -> None:
+        reported(how.progress, "Saving", path, write)(file)
+
+    if not how.background:
+        save()
+        return None
+    return put_later(save, fsdecode(path), [file], snapshot)
 
 
 def new_file(
@@ -100,19 +93,29 @@ def new_file(
     return _native.prepare(path, tensors, payload, how.metadata, format_for(path, how.format), **options)
 
 
-def staging(future: SaveFuture, write: Callable[..., None]) -> Callable[..., None]:
-    """Return `write` such that `future` is staged when all tensors are written."""
+def put_later(
+    save: Callable[[Callable[..., None]], None], path: str, files: Sequence[NewFile], snapshot: str | None
+) -> SaveFuture:
+    """Call `save` in the background, with the function that writes the last of `files`."""
+    from .background import SAVES, SaveFuture
 
-    def staged(file: NewFile, tell: Tell | None = None) -> None:
+    future = SaveFuture(path)
+    if snapshot == "host":
+        for file in files:
+            file.snapshot()
+    if snapshot is not None:
+        future._stage()
+
+    def write(file: NewFile, tell: Tell | None = None) -> None:
         def report(done: int, total: int) -> None:
             if done == total:
                 future._stage()
             if tell is not None:
                 tell(done, total)
 
-        write(file, report)
+        file.write(report)
 
-    return staged
+    return SAVES.put(lambda: save(write), future)
 
 
 def reported(

@@ -26,7 +26,7 @@ from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _quoted, located
 from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
-from ingot._ranks.placements import Part
+from ingot._ranks.placements import Part, in_elements
 from ingot._write import writer as _writer
 from ingot._write.directory import MANIFEST, called, hidden, is_held, keep, recover
 from ingot._write.shards import Place, alone, aside, remove
@@ -310,7 +310,7 @@ class Writer(StorageWriter):
             self._place.check(self._how.existing)
             paths = saving.enter_context(aside(self._place, tensors, index, self._how))
             for name, own in tensors.items():
-                of_own = {tensor: specs[tensor].stored() for tensor in own}
+                of_own = {tensor: specs[tensor] for tensor in own}
                 made = _writer.Writer(paths[name], of_own, of_file, **self._how.of_writer())
                 self._writers[name] = saving.enter_context(made)
             self._saving.append(saving.pop_all())
@@ -390,9 +390,8 @@ class Writer(StorageWriter):
                     tensor = _values(planner, item)
                     begin = _begin(item)
                     box = tuple(slice(at, at + size) for at, size in zip(begin, tensor.shape, strict=True))
-                    if storable(item.index.fqn, tensor) == "F4":
-                        box = (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop))
-                    writers[file].write(item.index.fqn, tensor, box or ...)
+                    index = in_elements(box) if storable(item.index.fqn, tensor) == "F4" else box
+                    writers[file].write(item.index.fqn, tensor, index or ...)
                 results.append(WriteResult(item.index, tensor.nbytes, file))
         return results
 
@@ -484,9 +483,6 @@ class _Spec(NamedTuple):
     @property
     def nbytes(self) -> int:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
-
-    def stored(self) -> tuple[torch.dtype, list[int]]:
-        return self.dtype, [*self.shape]
 
 
 def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:

@@ -15,7 +15,7 @@ from ingot._base.keys import shared_prefix
 from ingot._base.options import Loading
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
-from ingot._native import Checkpoint, Gpu
+from ingot._native import Checkpoint, Destinations, Gpu
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Box, Part, in_elements
 from ingot._read.door import Reads
@@ -337,12 +337,10 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
         read_as = code if code is not None and converts else stored
         requests = straight if read_as == code and one.tensor.is_cpu else elsewhere
         requests.add(one, read_as)
-    places, wanted = destinations(straight.tensors), straight.wanted()
-    first, second = reads.shares(lambda: checkpoint.parts_nbytes(wanted), elsewhere.nbytes)
     fillings = _by_device(checkpoint, elsewhere.wanted(), [*elsewhere.tensors.values()])
+    places = destinations(straight.tensors)
     with writing([*straight.tensors.values(), *wholes(slots)]):
-        fill(checkpoint, wanted, places, first)
-        _fill(fillings, second)
+        _fill(checkpoint, straight.wanted(), places, fillings, reads)
 
 
 # The dtypes of a file that are converted to floats.
@@ -384,9 +382,6 @@ class _Requests:
         indices = self._indices if any(index is not None for index in self._indices) else None
         return Wanted(self._names, indices, self._codes)
 
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
 
 def _spelled(name: str, block: Box) -> Label:
     return Label(f"{name}[{', '.join(f'{side.start}:{side.stop}' for side in block)}]")
@@ -395,7 +390,10 @@ def _spelled(name: str, block: Box) -> Label:
 def _by_device(
     checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor]
 ) -> list[tuple[Gpu | None, Filling]]:
-    """Return the filling of the tensors of each device, with the GPU if it can be read onto."""
+    """Return the filling of the tensors of each device, with the GPU if it can be read onto.
+
+    Raises for a tensor that cannot be filled, before anything is read.
+    """
     devices: dict[torch.device, list[int]] = defaultdict(list)
     for rank, tensor in enumerate(tensors):
         devices[tensor.device].append(rank)
@@ -405,9 +403,18 @@ def _by_device(
     return [*zip(map(gpu, devices), fillings, strict=True)]
 
 
-def _fill(fillings: list[tuple[Gpu | None, Filling]], reads: Reads) -> None:
-    shares = reads.shares(*(filling.nbytes for _, filling in fillings))
-    for (device, filling), share in zip(fillings, shares, strict=True):
+def _fill(
+    checkpoint: Checkpoint,
+    wanted: Wanted,
+    places: Destinations,
+    fillings: list[tuple[Gpu | None, Filling]],
+    reads: Reads,
+) -> None:
+    """Read the wanted parts straight into `places`, and then the others in pieces."""
+    sizes = (filling.nbytes for _, filling in fillings)
+    first, *others = reads.shares(lambda: checkpoint.parts_nbytes(wanted), *sizes)
+    fill(checkpoint, wanted, places, first)
+    for (device, filling), share in zip(fillings, others, strict=True):
         filling.read(device, share)
 
 
@@ -430,14 +437,9 @@ def fill_tensors(
         if _CODES.get(tensor.dtype) != code:
             reason = f"the destination has another dtype: expected {code}, found {tensor.dtype}"
             raise misfit(name, reason, "destination-dtype")
-    # All refusals come before the first byte is read.
     fillings = _by_device(checkpoint, part, elsewhere)
-    first, second = reads.shares(
-        lambda: checkpoint.parts_nbytes(wanted.some(here)), lambda: sum(tensor.nbytes for tensor in elsewhere)
-    )
     with writing(tensor for tensor in tensors.values() if tensor.is_cpu):
-        fill(checkpoint, wanted.some(here), places, first)
-        _fill(fillings, second)
+        _fill(checkpoint, wanted.some(here), places, fillings, reads)
 
 
 def differences(

@@ -16,7 +16,7 @@ from ingot._base.text import located
 from ingot._native import NewFile
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._write.directory import new_prefix
-from ingot._write.save import new_file, staging
+from ingot._write.save import new_file, put_later
 from ingot._write.shards import Place, index, split, write
 from ingot.errors import OptionError, SaveError
 from ingot.typing import CopyOptions, Path
@@ -230,23 +230,7 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     if not how.background:
         put()
         return None
-    return _put_later(put, place.directory, [*files.values()], where)
-
-
-def _put_later(
-    put: Callable[..., None], directory: str, files: list[NewFile], snapshot: str | None
-) -> ingot.SaveFuture:
-    """Call `put` in the background. It writes `files`, the last of them last."""
-    from ingot._write.background import SAVES, SaveFuture
-
-    future = SaveFuture(directory)
-    if snapshot == "host":
-        for file in files:
-            file.snapshot()
-    if snapshot is not None:
-        future._stage()
-    write_last = staging(future, NewFile.write)
-    return SAVES.put(lambda: put(write_last), future)
+    return put_later(put, place.directory, [*files.values()], where)
 
 
 def _save_together(
