@@ -1,8 +1,9 @@
 """Store and load tensors, in the `.safetensors` and the `.bt` format.
 
 >>> import ingot
->>> with ingot.open("model.safetensors") as file:  # doctest: +SKIP
+>>> with ingot.open("model.safetensors") as file:
 ...     print(file.keys(), file["wte"].shape)
+['lm_head.weight', 'wte'] (8, 4)
 
 `ingot.numpy`, `ingot.torch`, `ingot.flax` (jax), `ingot.tensorflow`, `ingot.mlx` and `ingot.paddle` load and
 save whole files. They are imported when they are first used, so that this package costs nothing to import and

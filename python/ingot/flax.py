@@ -1,5 +1,11 @@
 """Load and save jax arrays.
 
+>>> from jax import numpy as jnp
+>>> from ingot.flax import load_file, save_file
+>>> save_file({"weight": jnp.ones((4, 3))}, "weights.safetensors")
+>>> load_file("weights.safetensors")["weight"].shape
+(4, 3)
+
 ``device`` is a `jax.Device`, a `jax.sharding.Sharding`, a platform such as ``"cpu"``, one of its devices
 such as ``"gpu:1"``, the number of a device, or None for jax's default device. Tensors go there straight
 from the file. Of a sharding each device is given its own part, and what several devices have is read once;

@@ -1,5 +1,11 @@
 """Load and save mlx arrays.
 
+>>> import mlx.core as mx
+>>> from ingot.mlx import load_file, save_file
+>>> save_file({"weight": mx.ones((4, 3))}, "weights.safetensors")
+>>> load_file("weights.safetensors")["weight"].shape
+(4, 3)
+
 mlx keeps arrays in memory that the CPU and the GPU share, so ``device`` moves nothing: ``"cpu"``, ``"gpu"``
 and mlx's own devices are taken where mlx has them. Arrays are copies, since mlx takes no memory but its
 own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU only.

@@ -11,8 +11,9 @@ them. The specification (https://github.com/Stability-AI/ModelSpec) has three wo
 ...     title="Ducks",
 ...     resolution="1024x1024",
 ... )
->>> ingot.torch.save_file(tensors, "ducks.safetensors", pairs, checksums="modelspec")  # doctest: +SKIP
->>> ingot.verify("ducks.safetensors").ok  # doctest: +SKIP
+>>> tensors = {"weight": numpy.ones((4, 3))}
+>>> ingot.numpy.save_file(tensors, "ducks.safetensors", pairs, checksums="modelspec")
+>>> ingot.verify("ducks.safetensors").ok
 True
 """
 
@@ -52,6 +53,12 @@ class ModelSpec(Report):
 
     Every field is the unchanged text of the key ``modelspec.`` with the name of the field. `other`
     holds the ``modelspec.`` keys that version 1.0.1 does not know, without the prefix.
+
+    Examples
+    --------
+    >>> spec = ingot.modelspec.read({"modelspec.title": "Tiny", "modelspec.architecture": "unet/lora"})
+    >>> spec.title, spec.base_architecture
+    ('Tiny', 'unet')
     """
 
     _path = "modelspec.ModelSpec"
@@ -105,7 +112,14 @@ _KEYS = tuple(entry.name for entry in fields(ModelSpec) if entry.name != "other"
 
 
 class Finding(NamedTuple):
-    """One thing that is wrong with the ModelSpec of a file."""
+    """One thing that is wrong with the ModelSpec of a file.
+
+    Examples
+    --------
+    >>> finding = ingot.modelspec.validate("model.safetensors")[0]
+    >>> finding.severity, finding.key
+    ('error', 'modelspec.sai_model_spec')
+    """
 
     severity: Severity
     """``"error"`` where the specification says *must*, ``"warning"`` for *should*, ``"note"`` for advice."""

@@ -1,4 +1,11 @@
-"""Load and save NumPy arrays."""
+"""Load and save NumPy arrays.
+
+>>> import numpy
+>>> from ingot.numpy import load_file, save_file
+>>> save_file({"weight": numpy.ones((4, 3))}, "weights.safetensors")
+>>> load_file("weights.safetensors")["weight"].shape
+(4, 3)
+"""
 
 from __future__ import annotations
 

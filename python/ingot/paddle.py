@@ -1,5 +1,11 @@
 """Load and save Paddle tensors.
 
+>>> import paddle
+>>> from ingot.paddle import load_file, save_file
+>>> save_file({"weight": paddle.ones([4, 3])}, "weights.safetensors")
+>>> list(load_file("weights.safetensors")["weight"].shape)
+[4, 3]
+
 ``device`` is what `paddle.Tensor.to` takes: ``"cpu"``, ``"gpu:0"`` and the like, or a place such as
 `paddle.CPUPlace`; None is the CPU. There, tensors are views of the file where it is mapped, copy on write:
 they may be written to, and the file does not change. Paddle has no dtype for ``U16``; for ``U32`` and

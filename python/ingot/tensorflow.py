@@ -1,5 +1,11 @@
 """Load and save TensorFlow tensors.
 
+>>> import tensorflow as tf
+>>> from ingot.tensorflow import load_file, save_file
+>>> save_file({"weight": tf.ones([4, 3])}, "weights.safetensors")
+>>> load_file("weights.safetensors")["weight"].shape
+TensorShape([4, 3])
+
 ``device`` is a name such as ``"cpu"``, ``"/GPU:0"`` or ``"/device:GPU:0"``, a `tf.config.LogicalDevice`, or
 None for where TensorFlow puts new tensors. Tensors are copied there straight from the file. They are no
 views of it: TensorFlow ends the process when it computes with memory that does not start at a multiple of

@@ -1,54 +1,57 @@
-"""The examples in docstrings of public functions run, and every function has one."""
+"""Every public module, function, method and class has an example, and the examples run."""
 
 from __future__ import annotations
 
 import doctest
-import inspect
-from collections.abc import Callable
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy
 import pytest
 
-import ingot
-import ingot.modelspec
-import ingot.numpy
+import ingot.compat
+from support.examples import WITHOUT_OPTIONS, documented, examples, run
+from support.public_api import ALIKE, MODULES, imported
 
-NAMES = {"ingot": ingot, "numpy": numpy}
-MODULES: list[ModuleType] = [ingot, ingot.numpy, ingot.modelspec]
-if find_spec("torch") is not None:
-    import torch
-
-    import ingot.torch
-
-    NAMES["torch"] = torch
-    MODULES.append(ingot.torch)
-
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in MODULES
-    for name in module.__all__
-    if inspect.isfunction(getattr(module, name)) or name == "safe_open"
+DOCUMENTED = documented()
+#: Examples that only programs with a network can run, or with a package that no test environment has.
+NOT_RUN = {
+    "ingot.download": "the network",
+    "ingot.Download": "the network",
+    "ingot.engines.lightning": "a training loop of Lightning",
 }
 
 
-def model(path: str, first: int) -> None:
-    rows = numpy.arange(first, first + 32, dtype="float32").reshape(8, 4)
-    ingot.numpy.save_file({"wte": rows, "lm_head.weight": rows + 1}, path, {"format": "pt"})
+def names_for(name: str) -> dict[str, Any]:
+    """Return the names that an example uses without importing them."""
+    names: dict[str, Any] = {}
+    if find_spec("torch") is not None:
+        import torch
+
+        names["torch"] = torch
+    # The names of `ingot` itself include `open`.
+    homes = [module for module in (*MODULES[1:], *WITHOUT_OPTIONS) if f"{name}.".startswith(f"{module}.")]
+    home = "ingot.numpy" if name.startswith(ALIKE) else max(homes, key=len, default=None)
+    if home is not None:
+        module = imported(home)
+        names |= {public: getattr(module, public) for public in module.__all__}
+    return names
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_example_of_a_function_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_public_name_has_an_example_that_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skipped = [example.options.get(doctest.SKIP, False) for example in examples(DOCUMENTED[name])]
+    assert skipped, f"{name} has no example"
+    assert all(skipped) == (name in NOT_RUN), f"{name}: no line of the example runs"
     monkeypatch.chdir(tmp_path)
-    model("model.safetensors", 0)
-    model("tuned.safetensors", 1)
-    example = doctest.DocTestParser().get_doctest(
-        inspect.getdoc(FUNCTIONS[name]) or "", dict(NAMES), name, None, None
-    )
-    assert example.examples, f"{name} has no example"
-    printed: list[str] = []
-    failed, _ = doctest.DocTestRunner(verbose=False).run(example, out=printed.append)
-    assert not failed, "".join(printed)
+    # `ingot.compat.install` warns if safetensors is imported.
+    for module in [module for module in sys.modules if module.partition(".")[0] == "safetensors"]:
+        monkeypatch.delitem(sys.modules, module)
+    try:
+        run(name, DOCUMENTED[name], names_for(name))
+    finally:
+        ingot.compat.uninstall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -38,11 +39,11 @@ OF_OTHERS = (
 )
 
 
-def public_api() -> dict[str, Any]:
+def public_api(modules: Iterable[str] = MODULES) -> dict[str, Any]:
     """Return each function, method and constructor that users call, by its full name."""
     found: dict[str, Any] = {}
-    for module in MODULES:
-        loaded = _imported(module)
+    for module in modules:
+        loaded = imported(module)
         for name in loaded.__all__:
             value = getattr(loaded, name)
             if inspect.isroutine(value):
@@ -64,7 +65,7 @@ def _of_class(name: str, kind: type) -> dict[str, Any]:
     return found
 
 
-def _imported(module: str) -> ModuleType:
+def imported(module: str) -> ModuleType:
     """Import a module, with a stand-in for Lightning, whose class ours extends."""
     home = "lightning.fabric.plugins"
     stands_in = module.endswith("lightning") and home not in sys.modules

@@ -115,6 +115,12 @@ class Whole(NamedTuple, Generic[Tensor]):
             `device`, `backend`, `dtype` or `threads` is not one of the choices; no pattern of `device` fits a
             name; or `slices` have a tensor that the other options leave out; or the digests cannot be
             compared.
+
+        Examples
+        --------
+        >>> tensors = load_file("model.safetensors", keys="lm_head.*")
+        >>> {name: list(tensor.shape) for name, tensor in tensors.items()}
+        {'lm_head.weight': [8, 4]}
         """
         if return_metadata is not False:
             checked(self.load_file, {"return_metadata": return_metadata})
@@ -162,6 +168,13 @@ class Whole(NamedTuple, Generic[Tensor]):
             `data` is not a buffer.
         HeaderError, DtypeError, OptionError
             As `load_file` does.
+
+        Examples
+        --------
+        >>> with open("model.safetensors", "rb") as file:
+        ...     tensors = load(file.read())
+        >>> sorted(tensors)
+        ['lm_head.weight', 'wte']
         """
         check_names(self.load, options)
         move = placed(self.load, self.mover, device)
@@ -205,6 +218,12 @@ class Whole(NamedTuple, Generic[Tensor]):
             hold the tensors.
         OptionError
             `format` is not one of the two.
+
+        Examples
+        --------
+        >>> data = save(load_file("model.safetensors"), {"title": "Tiny"})
+        >>> sorted(load(data))
+        ['lm_head.weight', 'wte']
         """
         return self.saved_bytes(self.save, tensors, {"metadata": metadata, "format": format, **options})
 
@@ -283,6 +302,13 @@ class Whole(NamedTuple, Generic[Tensor]):
             Writing failed. An existing file is unchanged unless `atomic` is False.
         TypeError, SaveError, OptionError
             As `save` does, and before the disk is touched.
+
+        Examples
+        --------
+        >>> tensors = load_file("model.safetensors")
+        >>> save_file(tensors, "copy.safetensors", {"title": "Tiny"})
+        >>> saving = save_file(tensors, "copy.safetensors", background=True)
+        >>> saving.result()
         """
         return self.saved(self.save_file, tensors, filename, Saving.of(self.save_file, locals()))
 

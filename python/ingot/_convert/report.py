@@ -103,6 +103,13 @@ class Conversion(Report):
     prefix : str
         The prefix that programs put before all names of the new file, such as ``module.``, or an empty str.
         `strip_prefix` removes it.
+
+    Examples
+    --------
+    >>> numpy.savez("weights.npz", wte=numpy.zeros((8, 4), "float32"))
+    >>> report = ingot.convert("weights.npz", "weights.safetensors")
+    >>> report.source_format, report.tensors, report.nbytes, report.left_out
+    ('npz', 1, 128, ())
     """
 
     source: str

@@ -68,6 +68,12 @@ class Check(Report):
         The number of tensors.
     problems : tuple of Problem
         Each with ``kind``, ``where`` and ``what``.
+
+    Examples
+    --------
+    >>> report = ingot.check("model.safetensors")
+    >>> report.ok, report.tensors, report.problems
+    (True, 2, ())
     """
 
     source: str

@@ -59,6 +59,12 @@ class Diff(Report):
         text is compared as JSON.
     values : dict of str to Distance or None
         Tensors of one shape whose values differ; None if values were not compared.
+
+    Examples
+    --------
+    >>> report = ingot.diff("model.safetensors", "tuned.safetensors", values=True)
+    >>> report.equal, report.tensors, report.values["wte"].max_abs
+    (False, {}, 1.0)
     """
 
     tensors: dict[str, tuple[TensorInfo | None, TensorInfo | None]]

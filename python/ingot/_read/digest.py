@@ -192,6 +192,12 @@ class Verification(Report):
         For a checkpoint of several files, the report of each. Its own attributes are then all of theirs
         together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
         None, since it speaks of one file. Empty for one file.
+
+    Examples
+    --------
+    >>> report = ingot.verify("model.safetensors", raises=False)
+    >>> report.ok, report.checked, report.unchecked
+    (False, 0, ['lm_head.weight', 'wte'])
     """
 
     ok: bool

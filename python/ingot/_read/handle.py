@@ -45,6 +45,15 @@ class TensorSlice(Generic[Value]):
     all of the tensor, ``dask.array.from_array(part)`` the parts that it is asked for.
 
     It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
+
+    Examples
+    --------
+    >>> with ingot.open("model.safetensors") as file:
+    ...     part = file.get_slice("wte")
+    >>> part.shape, part[:2, ::2].tolist()
+    ((8, 4), [[0.0, 2.0], [4.0, 6.0]])
+    >>> numpy.asarray(part).shape
+    (8, 4)
     """
 
     # Where it is found by its name, as a pickle looks for it.
@@ -66,11 +75,25 @@ class TensorSlice(Generic[Value]):
         self._again = again
 
     def get_shape(self) -> list[int]:
-        """Return the shape of the whole tensor in the header."""
+        """Return the shape of the whole tensor in the header.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.get_slice("wte").get_shape())
+        [8, 4]
+        """
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
-        """Return the code of the dtype in the header, such as ``"BF16"``."""
+        """Return the code of the dtype in the header, such as ``"BF16"``.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.get_slice("wte").get_dtype())
+        F32
+        """
         return self._info.dtype
 
     @property
@@ -396,11 +419,27 @@ class safe_open(Mapping[str, Value]):
         self._arguments = (framework, device, options)
 
     def keys(self) -> list[str]:  # type: ignore[override]
-        """Return the tensor names in sorted order."""
+        """Return the tensor names in sorted order.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.keys())
+        ['lm_head.weight', 'wte']
+        """
         return self._checkpoint.names()
 
     def offset_keys(self) -> list[str]:
-        """Return the tensor names in the order of their data, file after file."""
+        """Return the tensor names in the order of their data, file after file.
+
+        Examples
+        --------
+        >>> arrays = {"a": numpy.ones(1, "float32"), "b": numpy.ones(1, "float64")}
+        >>> ingot.numpy.save_file(arrays, "mixed.safetensors")
+        >>> with ingot.open("mixed.safetensors") as file:
+        ...     print(file.keys(), file.offset_keys())
+        ['a', 'b'] ['b', 'a']
+        """
         return self._checkpoint.offset_names()
 
     def metadata(self) -> dict[str, Any] | None:
@@ -412,6 +451,12 @@ class safe_open(Mapping[str, Value]):
             A new dict, or None if the file has no metadata. For a sharded checkpoint the metadata of the
             index, whose values may be any JSON, such as the int ``total_size``; `shard_metadata` has the
             metadata of the files.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.metadata())
+        {'format': 'pt'}
         """
         return self._checkpoint.metadata()
 
@@ -427,6 +472,12 @@ class safe_open(Mapping[str, Value]):
         ------
         HeaderError, CheckpointError, StorageError
             A file that had to be opened cannot be used.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.shard_metadata())
+        {'model.safetensors': {'format': 'pt'}}
         """
         return self._checkpoint.shard_metadata()
 
@@ -462,6 +513,13 @@ class safe_open(Mapping[str, Value]):
         ------
         TensorNotFoundError
             There is no such tensor.
+
+        Examples
+        --------
+        >>> index = ingot.split("model.safetensors", "shards", 128)
+        >>> with ingot.open("shards") as file:
+        ...     print(file.shard_of("wte"))
+        shards/model-00002-of-00002.safetensors
         """
         if options or type(name) is not str:
             checked(safe_open.shard_of, {"name": name, **options})
@@ -481,6 +539,12 @@ class safe_open(Mapping[str, Value]):
         ------
         HeaderError, CheckpointError, StorageError
             A file that had to be opened cannot be used.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.parameter_count())
+        {'F32': 64}
         """
         return self._checkpoint.parameter_count()
 
@@ -504,6 +568,13 @@ class safe_open(Mapping[str, Value]):
         ------
         TensorNotFoundError
             There is no such tensor.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     info = file.info("wte")
+        >>> info.dtype, info.shape, info.nbytes
+        ('F32', (8, 4), 128)
         """
         if options or type(name) is not str:
             checked(safe_open.info, {"name": name, **options})
@@ -534,6 +605,13 @@ class safe_open(Mapping[str, Value]):
             The framework lacks the dtype or cannot hold the shape. The other tensors of the file can be read.
         StorageError
             Reading failed, or the file is shorter now than when it was opened.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     wte = file.get_tensor("wte")
+        >>> wte[0].tolist()
+        [0.0, 1.0, 2.0, 3.0]
         """
         if options or type(name) is not str:
             checked(safe_open.get_tensor, {"name": name, **options})
@@ -569,6 +647,13 @@ class safe_open(Mapping[str, Value]):
             `keys` or `drop` is not a selector.
         DtypeError, StorageError
             As `get_tensor` does, for the first tensor that fails.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     heads = file.get_tensors("lm_head.*")
+        >>> {name: head.shape for name, head in heads.items()}
+        {'lm_head.weight': (8, 4)}
         """
         given = checked(safe_open.get_tensors, locals())
         wanted, unwanted = given["keys"], given["drop"]
@@ -641,11 +726,13 @@ class safe_open(Mapping[str, Value]):
 
         Examples
         --------
-        >>> with ingot.safe_open("model.safetensors", "pt") as file:  # doctest: +SKIP
-        ...     for name, tensor in file.prefetch(keys="encoder.*"):
+        >>> with ingot.open("model.safetensors") as file:
+        ...     for name, tensor in file.prefetch(keys="*.weight"):
         ...         print(name, tensor.shape)
-        ...     with file.prefetch({"wte": slice(0, 1000), "bias": None}, device="cuda:0") as loader:
-        ...         bias = loader.take("bias")
+        ...     with file.prefetch({"wte": slice(0, 2), "lm_head.weight": None}) as loader:
+        ...         print(loader.take("wte").shape)
+        lm_head.weight (8, 4)
+        (2, 4)
         """
         given: Any = checked(safe_open.prefetch, locals())
         mover = self._adapter.mover
@@ -681,6 +768,12 @@ class safe_open(Mapping[str, Value]):
             `keys` or `drop` is not a selector.
         StorageError
             Reading failed.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.warm("wte"))
+        128
         """
         given = checked(safe_open.warm, locals())
         return self._checkpoint.warm(self._selected(given["keys"], given["drop"]))
@@ -703,6 +796,12 @@ class safe_open(Mapping[str, Value]):
         ------
         TensorNotFoundError
             There is no such tensor.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.get_slice("wte")[:2, ::2].tolist())
+        [[0.0, 2.0], [4.0, 6.0]]
         """
         if options or type(name) is not str:
             checked(safe_open.get_slice, {"name": name, **options})
@@ -754,6 +853,14 @@ class safe_open(Mapping[str, Value]):
         """Close the file. Again is allowed.
 
         Slices and mapped tensors remain usable.
+
+        Examples
+        --------
+        >>> file = ingot.open("model.safetensors")
+        >>> wte = file["wte"]
+        >>> file.close()
+        >>> wte.shape
+        (8, 4)
         """
         self._checkpoint.close()
 
@@ -799,6 +906,12 @@ class safe_open(Mapping[str, Value]):
         ------
         DtypeError, StorageError
             As `get_tensor` does.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     print(file.get("wte").shape, file.get("bias"))
+        (8, 4) None
         """
         if len(options) > 0:
             checked(safe_open.get, {"name": name, **options})

@@ -41,7 +41,15 @@ CONFIG_NBYTES = 10_000_000
 
 @dataclass(slots=True, repr=False)
 class FileMetadata(Report):
-    """The header of one file."""
+    """The header of one file.
+
+    Examples
+    --------
+    >>> model = ingot.inspect("model.safetensors")
+    >>> file = model.files_metadata["model.safetensors"]
+    >>> file.metadata, file.parameter_count, file.tensors["wte"].shape
+    ({'format': 'pt'}, {'F32': 64}, (8, 4))
+    """
 
     #: The text that is stored beside the tensors. Empty if there is no text.
     metadata: dict[str, str]
@@ -53,7 +61,14 @@ class FileMetadata(Report):
 
 @dataclass(repr=False)
 class RepoMetadata(Report):
-    """The headers of a model, in one file or in many. `ingot.inspect` returns it."""
+    """The headers of a model, in one file or in many. `ingot.inspect` returns it.
+
+    Examples
+    --------
+    >>> model = ingot.inspect("model.safetensors")
+    >>> model.sharded, model.parameter_total, model.weight_map["wte"]
+    (False, 64, 'model.safetensors')
+    """
 
     #: The metadata of the file, or of the index, whose values may be any JSON. None without metadata.
     metadata: dict[str, Any] | None = field(repr=False)

@@ -35,6 +35,14 @@ class PrefetchLoader(Generic[Value]):
 
     It stops reading and frees the remaining tensors when it is closed, when it is dropped, and at the end
     of a ``with``. It outlives its handle, and may be used from many threads at once.
+
+    Examples
+    --------
+    >>> with ingot.open("model.safetensors") as file:
+    ...     for name, tensor in file.prefetch(keys=["wte", "lm_head.weight"]):
+    ...         print(name, tensor.shape)
+    wte (8, 4)
+    lm_head.weight (8, 4)
     """
 
     __slots__ = ("__weakref__", "_checkpoint", "_move", "_planned", "_stream", "_wrap")
@@ -54,7 +62,14 @@ class PrefetchLoader(Generic[Value]):
             close_at_exit(self)
 
     def names(self) -> list[str]:
-        """Return the names of the tensors that it was made for, in their order."""
+        """Return the names of the tensors that it was made for, in their order.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file, file.prefetch({"wte": None}) as loader:
+        ...     print(loader.names())
+        ['wte']
+        """
         return [*self._planned]
 
     @takes()
@@ -81,6 +96,12 @@ class PrefetchLoader(Generic[Value]):
             As `safe_open.get_tensor` does.
         ClosedError
             The loader is closed.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file, file.prefetch({"wte": slice(0, 2)}) as loader:
+        ...     print(loader.take("wte").tolist())
+        [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
         """
         if options or type(name) is not str:
             checked(PrefetchLoader.take, {"name": name, **options})
@@ -97,7 +118,17 @@ class PrefetchLoader(Generic[Value]):
         return found
 
     def close(self) -> None:
-        """Stop reading, and free the remaining tensors. May be called more than once."""
+        """Stop reading, and free the remaining tensors. May be called more than once.
+
+        Examples
+        --------
+        >>> with ingot.open("model.safetensors") as file:
+        ...     loader = file.prefetch()
+        >>> wte = loader.take("wte")
+        >>> loader.close()
+        >>> wte.shape
+        (8, 4)
+        """
         self._stream.close()
         self._checkpoint.close()
 

@@ -64,6 +64,12 @@ class Stats(Report):
         before ``layer.10``).
     unread : dict of str to str
         Tensors of dtypes whose values have no settled layout (6 bits), each with its dtype.
+
+    Examples
+    --------
+    >>> wte = ingot.stats("model.safetensors").tensors["wte"]
+    >>> wte.min, wte.max, wte.mean, wte.zeros
+    (0.0, 31.0, 15.5, 1)
     """
 
     tensors: dict[str, TensorStats]

@@ -44,6 +44,14 @@ class StateReport(Report):
         they had is not known here. Each with the name of that.
     missing : list of str
         The paths of values that only `into` has.
+
+    Examples
+    --------
+    >>> ingot.numpy.save_state({"step": 3}, "state.safetensors")
+    >>> into = {"step": 0, "epoch": 1}
+    >>> state, report = ingot.numpy.load_state("state.safetensors", into=into, return_report=True)
+    >>> state, report.missing
+    ({'step': 3, 'epoch': 1}, ['epoch'])
     """
 
     plain: dict[str, str]
@@ -137,6 +145,12 @@ class States:
             Tensors of torch share memory, and none of them has all of it.
         OSError, StorageError, TypeError, OptionError
             As for `save_file`.
+
+        Examples
+        --------
+        >>> save_state({"step": 3, "losses": [0.5, 0.25]}, "state.safetensors")
+        >>> load_state("state.safetensors")
+        {'step': 3, 'losses': [0.5, 0.25]}
         """
         return self.saved(state, destination, Saving.of(self.save_state, locals()))
 
@@ -221,6 +235,12 @@ class States:
         Everything is checked, and all tensors are read that are not filled in place, before the first live
         object changes. ``load_state_dict`` is called at the end, in the order of the tree, for random number
         generators last.
+
+        Examples
+        --------
+        >>> save_state({"step": 3, "losses": [0.5, 0.25]}, "state.safetensors")
+        >>> load_state("state.safetensors", into={"step": 0, "losses": []})
+        {'step': 3, 'losses': [0.5, 0.25]}
         """
         # Each tensor may have its own device, which `placed` checks.
         arguments = {name: value for name, value in locals().items() if name != "device"}

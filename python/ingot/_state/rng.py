@@ -36,6 +36,11 @@ class RNG:
         dict of str to object
             ``"python"``, ``"torch"``, ``"numpy"`` if it is imported, and the types of devices, such as
             ``"cuda"`` with a list of a state for each device.
+
+        Examples
+        --------
+        >>> sorted(ingot.torch.RNG().state_dict())
+        ['numpy', 'python', 'torch']
         """
         found: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
         if "numpy" in modules:
@@ -59,6 +64,14 @@ class RNG:
         -----
         UserWarning
             There are states of devices that do not exist here. They are left out.
+
+        Examples
+        --------
+        >>> state = ingot.torch.RNG().state_dict()
+        >>> first = torch.rand(2)
+        >>> ingot.torch.RNG().load_state_dict(state)
+        >>> bool((torch.rand(2) == first).all())
+        True
         """
         random.setstate(state_dict["python"])
         torch.set_rng_state(state_dict["torch"].cpu())

@@ -34,6 +34,13 @@ class View:
     """The viewer on a model, which a notebook shows. `url` is None for a page without a server.
 
     The server ends with `close`, at the end of a ``with`` block, or with the object.
+
+    Examples
+    --------
+    >>> view = ingot.view("model.safetensors", how="server")
+    >>> view.url.startswith("http://127.0.0.1:")
+    True
+    >>> view.close()
     """
 
     # The name by which users know it.
@@ -48,7 +55,13 @@ class View:
         return None if self._server is None else self._server.url
 
     def close(self) -> None:
-        """Stop the server. May be called more than once, and without a server."""
+        """Stop the server. May be called more than once, and without a server.
+
+        Examples
+        --------
+        >>> view = ingot.view("model.safetensors", how="server")
+        >>> view.close()
+        """
         if self._close is not None:
             self._close()
 
@@ -92,9 +105,6 @@ def view(
 ) -> View:
     """Show a model in a notebook: its tensors, their statistics, pictures and values.
 
-    >>> import ingot
-    >>> ingot.view("model.safetensors")  # doctest: +SKIP
-
     Parameters
     ----------
     source : ingot.typing.Source or ingot.safe_open
@@ -125,6 +135,11 @@ def view(
         A model is invalid or cannot be read, as for `ingot.inspect`.
     OptionError
         `how` is not one of the three, or is ``"page"`` with two models.
+
+    Examples
+    --------
+    >>> shown = ingot.view("model.safetensors")  # as the last line of a cell, without "shown ="
+    >>> shown.close()
     """
     own = {"how": how, "height": height, "storage_options": storage_options}
     given = checked(view, {**own, **options})

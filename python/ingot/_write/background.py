@@ -52,6 +52,16 @@ class SaveFuture(ObservedFuture):
         Done when the tensors may change: at once if `snapshot` copied them, else when all bytes are written,
         before the file is flushed and renamed. Its result is None. If the save fails or is cancelled before,
         it raises the same error.
+
+    Examples
+    --------
+    >>> arrays = {"bias": numpy.ones(4)}
+    >>> saving = ingot.numpy.save_file(arrays, "bias.safetensors", background=True)
+    >>> saving.staged.result()
+    >>> arrays["bias"][:] = 0  # the file has the ones
+    >>> saving.result()
+    >>> ingot.numpy.load_file("bias.safetensors")["bias"].tolist()
+    [1.0, 1.0, 1.0, 1.0]
     """
 
     def __init__(self, path: str = "") -> None:

@@ -50,6 +50,12 @@ class Cast(Report):
         The number of tensors in the file.
     nbytes : int
         Bytes of their values.
+
+    Examples
+    --------
+    >>> report = ingot.cast("model.safetensors", "half.safetensors", "BF16")
+    >>> report.tensors, report.nbytes, report.cast
+    (2, 128, ('lm_head.weight', 'wte'))
     """
 
     destination: str

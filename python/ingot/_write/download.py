@@ -36,6 +36,12 @@ class Download(Report):
     files : tuple of Download
         The files of a model of many: the shards in the order of their names, then the index. Empty for one
         file.
+
+    Examples
+    --------
+    >>> model = ingot.download("hf://gpt2", "gpt2/")  # doctest: +SKIP
+    >>> model.path, model.nbytes, model.fetched  # doctest: +SKIP
+    ('gpt2/model.safetensors', 548105171, 548105171)
     """
 
     path: str

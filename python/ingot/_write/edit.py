@@ -218,6 +218,14 @@ class Repair(Report):
     findings : tuple of Finding
         The broken rules, each with ``code``, ``tensor``, ``found`` and ``done``. Empty if the source breaks
         no rule; the new file then holds the same.
+
+    Examples
+    --------
+    >>> with open("model.safetensors", "ab") as file:
+    ...     size = file.write(b"trailing")
+    >>> report = ingot.repair("model.safetensors", "repaired.safetensors")
+    >>> report.tensors, [finding.code for finding in report.findings]
+    (2, ['trailing-bytes'])
     """
 
     source: str

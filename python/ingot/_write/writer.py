@@ -91,10 +91,13 @@ class Writer:
 
     Examples
     --------
-    >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [50257, 768])}) as writer:  # doctest: +SKIP
-    ...     for first in range(0, 50257, 1000):
-    ...         writer.write("wte", rows(first, first + 1000), index=slice(first, first + 1000))
+    >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [8, 4])}) as writer:
+    ...     for first in range(0, 8, 2):
+    ...         rows = numpy.full((2, 4), first, "float32")
+    ...         writer.write("wte", rows, index=slice(first, first + 2))
     ...     writer.commit()
+    >>> ingot.numpy.load_file("out.safetensors")["wte"][:, 0].tolist()
+    [0.0, 0.0, 2.0, 2.0, 4.0, 4.0, 6.0, 6.0]
     """
 
     __slots__ = ("__weakref__", "_is_begun", "_path", "_writer")
@@ -171,6 +174,15 @@ class Writer:
         Notes
         -----
         A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
+
+        Examples
+        --------
+        >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [8, 4])}) as writer:
+        ...     # In another process of the same machine:
+        ...     with ingot.Writer.join("out.safetensors") as other:
+        ...         other.write("wte", numpy.ones((4, 4), "float32"), index=slice(4, 8))
+        ...     writer.write("wte", numpy.zeros((4, 4), "float32"), index=slice(0, 4))
+        ...     writer.commit()
         """
         given = checked(Writer.join, locals())
         writer = object.__new__(cls)
@@ -213,6 +225,14 @@ class Writer:
         Notes
         -----
         What is refused, or fails, does not count as written.
+
+        Examples
+        --------
+        >>> specs = {f"layers.{layer}.weight": ("F32", (8, 4)) for layer in range(2)}
+        >>> with ingot.Writer("out.safetensors", specs) as writer:
+        ...     for name, (dtype, shape) in specs.items():
+        ...         writer.write(name, numpy.zeros(shape, "float32"))
+        ...     writer.commit()
         """
         checked(Writer.write, locals())
         if isinstance(self._writer, _native.Appender):
@@ -244,12 +264,29 @@ class Writer:
             Another file was made at the destination, and `overwrite` is False. The new file is removed.
         StorageError
             Flushing or renaming failed: the old file is unchanged, the new one is lost. Or as for `write`.
+
+        Examples
+        --------
+        >>> writer = ingot.Writer("out.safetensors", {"bias": ("F32", [4])})
+        >>> writer.write("bias", numpy.ones(4, "float32"))
+        >>> writer.commit()
+        >>> ingot.open("out.safetensors").keys()
+        ['bias']
         """
         self._writer.commit()
         self._is_begun = False
 
     def close(self) -> None:
-        """Discard the file if this writer began it and did not commit it. May be called more than once."""
+        """Discard the file if this writer began it and did not commit it. May be called more than once.
+
+        Examples
+        --------
+        >>> import os
+        >>> writer = ingot.Writer("out.safetensors", {"bias": ("F32", [4])})
+        >>> writer.close()
+        >>> os.path.exists("out.safetensors")
+        False
+        """
         self._is_begun = False
         self._writer.close()
 

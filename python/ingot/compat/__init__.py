@@ -2,7 +2,7 @@
 
 >>> import ingot.compat
 >>> ingot.compat.install()
->>> from safetensors.torch import load_file  # ingot's  # doctest: +SKIP
+>>> from safetensors.numpy import load_file  # ingot's
 
 or, with nothing changed at all::
 
@@ -73,6 +73,14 @@ def install() -> None:
     RuntimeWarning
         `safetensors` was imported already. Libraries keep the names that they imported from it; the message
         lists these libraries.
+
+    Examples
+    --------
+    >>> import ingot.compat
+    >>> ingot.compat.install()
+    >>> from safetensors.numpy import load_file
+    >>> load_file("model.safetensors")["wte"].shape
+    (8, 4)
     """
     global _before
     if _before is not None:
@@ -95,6 +103,12 @@ def uninstall() -> None:
     """Undo `install`: import safetensors itself again.
 
     Modules that were imported in between keep their names. May be called more than once.
+
+    Examples
+    --------
+    >>> import ingot.compat
+    >>> ingot.compat.install()
+    >>> ingot.compat.uninstall()
     """
     global _before
     if _before is None:

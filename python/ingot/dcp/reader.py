@@ -161,6 +161,14 @@ class Reader(StorageReader):
     A load reads one version of the files. If a save replaces files after ranks have opened them, all ranks
     open and read the new checkpoint. They raise if the plan of the load does not fit it, or if other
     ranks than `process_group` call `load`.
+
+    Examples
+    --------
+    >>> import torch.distributed.checkpoint as dcp
+    >>> state = {"wte": torch.zeros(8, 4)}
+    >>> dcp.load(state, storage_reader=ingot.dcp.Reader("model.safetensors"))
+    >>> state["wte"][0]
+    tensor([0., 1., 2., 3.])
     """
 
     @takes(ReadOptions)

@@ -208,6 +208,14 @@ class Writer(StorageWriter):
 
     A state dict holds tensors only. Other objects, such as the ``param_groups`` of an optimizer, are
     refused by name.
+
+    Examples
+    --------
+    >>> import torch.distributed.checkpoint as dcp
+    >>> state = {"weight": torch.ones(4, 3)}
+    >>> saved = dcp.save(state, storage_writer=ingot.dcp.Writer("checkpoint"))
+    >>> ingot.open("checkpoint").keys()
+    ['weight']
     """
 
     def __init__(

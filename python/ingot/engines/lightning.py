@@ -1,7 +1,7 @@
 """Lightning saves and loads its checkpoints by ingot: tensors in ordinary files, and no pickle.
 
 >>> from ingot.engines.lightning import CheckpointIO  # doctest: +SKIP
->>> trainer = Trainer(plugins=[CheckpointIO()])  # doctest: +SKIP
+>>> trainer = lightning.Trainer(plugins=[CheckpointIO()])  # doctest: +SKIP
 """
 
 from __future__ import annotations
@@ -80,6 +80,14 @@ class CheckpointIO(Base):  # type: ignore[misc]
 
     On the CPU one file serves all ranks, as they have the same: of strategies that shard a model
     (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
+
+    Examples
+    --------
+    >>> plugin = CheckpointIO(background=True)
+    >>> trainer = lightning.Trainer(plugins=[plugin])  # doctest: +SKIP
+    >>> plugin.save_checkpoint({"epoch": 1, "weight": torch.ones(4)}, "epoch.ckpt")
+    >>> plugin.load_checkpoint("epoch.ckpt")
+    {'epoch': 1, 'weight': tensor([1., 1., 1., 1.])}
     """
 
     def __init__(self, *, background: bool = False, **options: Unpack[SaveOptions]) -> None:

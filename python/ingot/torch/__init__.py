@@ -1,5 +1,11 @@
 """Load and save PyTorch tensors.
 
+>>> import torch
+>>> from ingot.torch import load_file, save_file
+>>> save_file({"weight": torch.ones(4, 3)}, "weights.safetensors")
+>>> load_file("weights.safetensors")["weight"].shape
+torch.Size([4, 3])
+
 `ingot.dcp`, `ingot.engines` and `ingot.compat` use it; no other part of the package does.
 """
 

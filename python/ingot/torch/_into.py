@@ -39,7 +39,14 @@ from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wra
 
 
 class IncompatibleKeys(NamedTuple):
-    """The names that one side has and the other lacks."""
+    """The names that one side has and the other lacks.
+
+    Examples
+    --------
+    >>> into = {"wte": torch.zeros(8, 4), "bias": torch.zeros(4)}
+    >>> ingot.torch.load_into(into, "model.safetensors", strict=False)
+    IncompatibleKeys(missing_keys=['bias'], unexpected_keys=['lm_head.weight'])
+    """
 
     missing_keys: list[str]
     unexpected_keys: list[str]

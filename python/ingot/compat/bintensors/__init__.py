@@ -27,7 +27,15 @@ __all__ = ["BintensorError", "deserialize", "safe_open", "serialize", "serialize
 def serialize(
     tensor_dict: Mapping[str, Mapping[str, Any]], metadata: Mapping[str, str] | None = None
 ) -> bytes:
-    """Return the bytes of a file that holds these buffers, as `ingot.serialize`."""
+    r"""Return the bytes of a file that holds these buffers, as `ingot.serialize`.
+
+    Examples
+    --------
+    >>> from ingot.compat.bintensors import serialize
+    >>> data = serialize({"ids": {"dtype": "uint8", "shape": [2], "data": b"\x01\x02"}})
+    >>> ingot.open(bytearray(data)).format
+    'bintensors'
+    """
     return ingot.serialize(tensor_dict, metadata, format="bintensors")
 
 
@@ -36,7 +44,15 @@ def serialize_file(
     tensor_dict: Mapping[str, Mapping[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write these buffers to a file, as `ingot.serialize_file`. The name of the file comes first."""
+    r"""Write these buffers to a file, as `ingot.serialize_file`. The name of the file comes first.
+
+    Examples
+    --------
+    >>> from ingot.compat.bintensors import serialize_file
+    >>> serialize_file("ids.bt", {"ids": {"dtype": "uint8", "shape": [2], "data": b"\x01\x02"}})
+    >>> ingot.open("ids.bt").format
+    'bintensors'
+    """
     ingot.serialize_file(tensor_dict, filename, metadata, format="bintensors")
 
 
