@@ -156,7 +156,7 @@ test-sanitizers: | tools
 
 # The site, into `site`: no warning, no broken link, no request to another host.
 docs: $(VENV)/.ingot $(VENV)/.test $(VENV_DOCS)/.made
-	rm -rf site
+	rm -rf site docs/reference/python/generated
 	$(VENV_DOCS)/bin/python -m sphinx -b html -W --keep-going -n -q -d $(VENV_DOCS)/doctrees docs site
 	$(VENV_DOCS)/bin/python -m pytest tests/site
 
@@ -290,7 +290,9 @@ bench-loads: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/slow.py --json benches/record/slow.json
 	$(VENV_PEERS)/bin/python benches/python/fresh_saves.py --json benches/record/saves.json
 	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads.svg
+	$(VENV_PEERS)/bin/python benches/python/plot.py benches/record/loads.json benches/record/loads-narrow.svg
 	$(BIN)/python benches/python/plot.py benches/record/loads.json docs/pictures/loading.svg warm
+	$(BIN)/python benches/python/plot.py benches/record/loads.json docs/pictures/loading-narrow.svg warm
 
 bench-remote: $(VENV)/.ingot $(VENV)/.test $(VENV_PEERS)/.made
 	$(VENV_PEERS)/bin/python benches/python/remote.py
@@ -315,7 +317,7 @@ bench-formats: $(VENV)/.ingot $(VENV)/.test $(VENV)/.formats $(VENV_FRAMEWORKS)/
 
 # The default target directory only: another one may be shared with other projects.
 clean:
-	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_ENGINES) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
+	rm -rf $(VENV) $(VENV_RC) $(VENV_PEERS) $(VENV_FRAMEWORKS) $(VENV_CLIENTS) $(VENV_ENGINES) $(VENV_DOCS) $(VENV_WHEELS) target demo dist site docs/reference/python/generated .hypothesis .pytest_cache .mypy_cache .ruff_cache python/ingot/_native.*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---

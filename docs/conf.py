@@ -24,21 +24,31 @@ nitpicky = True
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_llm.txt",
     "accessible",
     "elsewhere",
+    "linked",
     "made",
     "viewer",
 ]
 # Types in docstrings are prose ("str, optional", "a list of names"); names of ingot must exist.
 nitpick_ignore_regex = [("py:(class|obj|exc)", r"(?!ingot\.).*"), ("py:class", r"ingot\..*\._.*")]
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
 myst_heading_anchors = 3
 
+# The page of each function and class is made from docs/_templates when the site is built.
+templates_path = ["_templates"]
+exclude_patterns = ["_templates"]
+# On macOS and Windows, `ingot.View` and `ingot.view` would be one file.
+autosummary_filename_map = {
+    f"ingot.{name}": f"ingot.{name}-class"
+    for name in ("Cast", "Check", "Diff", "Download", "Repair", "Stats", "View")
+}
 autodoc_mock_imports = ["lightning", "jax", "flax", "tensorflow", "mlx", "paddle"]
 autodoc_member_order = "bysource"
 # Signatures as they are typed; what each argument takes is prose below it.

@@ -61,6 +61,16 @@ def each_attribute(
         number += 1
 
 
+def parse_as_method(docstring: GoogleDocstring) -> list[str]:
+    """Parse the docstring of a property or a type like a method's.
+
+    In "The address: a token is in it" napoleon takes the first part for the type of the property.
+    """
+    docstring._what = "method"
+    docstring._parse()
+    return []
+
+
 def skip_undocumented_fields(
     app: Sphinx, what: str, name: str, thing: object, skip: bool, options: object
 ) -> bool | None:
@@ -70,8 +80,7 @@ def skip_undocumented_fields(
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the corrections to the build."""
-    # In "The address: a token is in it" napoleon takes the first part for the type of the property.
-    GoogleDocstring._parse_attribute_docstring = lambda docstring: []  # type: ignore[method-assign]
+    GoogleDocstring._parse_attribute_docstring = parse_as_method  # type: ignore[method-assign]
     app.connect("build-finished", finish)
     app.connect("autodoc-skip-member", skip_undocumented_fields)
     # Before napoleon.

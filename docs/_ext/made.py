@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 DIFFERENCES = ROOT / "tests" / "peers" / "safetensors" / "DIFFERENCES.toml"
 FLOORS = ROOT / "scripts" / "check-floors"
-NAMES = ROOT / "scripts" / "names"
 RECORD = ROOT / "benches" / "record" / "2026-11-23-safetensors-0.8.0.json"
-SUMMARY = ROOT / "docs" / "reference" / "summary.toml"
 VERSIONS = ROOT / "requirements" / "versions.toml"
 VERDICTS = {
     "accept": "accepts such files",
@@ -33,7 +30,6 @@ VERDICTS = {
 }
 # Columns of a drawing, without its frame.
 WIDTH = 76
-logger = logging.getLogger(__name__)
 
 
 def script(path: Path) -> ModuleType:
@@ -119,34 +115,6 @@ def benchmarks() -> str:
     return f"{where}Versions: {peers}.\n\n" + "\n".join(lines)
 
 
-def summary(module: str) -> tuple[str, list[str]]:
-    """Return the tables of a module's public names, in Markdown, and the faults of their groups."""
-    rows = script(NAMES).public(module)
-    says = {row.called: row.says.replace("``", "`").replace("|", "\\|") for row in rows}
-    says = {name: text for name, text in says.items() if "." not in name}
-    for submodule in ("errors", "modelspec"):
-        says.pop(submodule, None)
-    groups = tomllib.loads(SUMMARY.read_text("utf-8")).get(module, {"": list(says)})
-    grouped = {name for names in groups.values() for name in names}
-    faults = [f"{module}.{name} is in no group of {SUMMARY.name}" for name in says if name not in grouped]
-    faults += [f"{SUMMARY.name} lists {module}.{name}, which does not exist" for name in grouped - set(says)]
-    tables = []
-    for title, names in groups.items():
-        lines = [f"**{title}**", ""] if title else []
-        lines += ["| name | purpose |", "|---|---|"]
-        lines += [
-            f"| {{py:obj}}`{name} <{place(module, name)}>` | {says[name]} |" for name in names if name in says
-        ]
-        tables.append("\n".join(lines))
-    return "\n\n".join(tables), faults
-
-
-def place(module: str, name: str) -> str:
-    """Return the full name under which the reference documents a name."""
-    is_option = module == "ingot" and name in ("StorageOptions", "WriteOptions")
-    return f"ingot.typing.{name}" if is_option else f"{module}.{name}"
-
-
 def commands() -> str:
     """Return the help of each command, in Markdown."""
     import click
@@ -201,20 +169,6 @@ class Floors(SphinxDirective):
         return self.parse_text_to_nodes(floors(), allow_section_headings=True)
 
 
-class Summary(SphinxDirective):
-    """The directive ``{summary}``, with the name of a module."""
-
-    has_content = True
-
-    def run(self) -> list[Node]:
-        """Parse the tables."""
-        self.env.note_dependency(str(SUMMARY))
-        tables, faults = summary(self.content[0])
-        for fault in faults:
-            logger.warning(fault, location=self.get_location())
-        return self.parse_text_to_nodes(tables)
-
-
 class Versions(SphinxDirective):
     """The directive ``{versions}``."""
 
@@ -230,6 +184,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("commands", Commands)
     app.add_directive("differences", Differences)
     app.add_directive("floors", Floors)
-    app.add_directive("summary", Summary)
     app.add_directive("versions", Versions)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,7 +8,7 @@ Every class is a `SafetensorError`, and also the builtin exception that fits, so
     ├── CheckpointError         ValueError    an index breaks a rule, or the shards differ from it
     ├── TensorNotFoundError     KeyError      no tensor of that name
     ├── SliceError              IndexError    an index that does not fit the tensor
-    ├── StorageError            OSError       reading or writing failed, or the file changed while it was open
+    ├── StorageError            OSError       reading or writing failed, or the file changed
     ├── IntegrityError          ValueError    bytes that differ from their digest
     ├── DestinationError        BufferError   a buffer that is too small, read-only or not contiguous
     ├── SaveError               ValueError    tensors that the format cannot hold

@@ -26,6 +26,8 @@ PAGES = [
     "reference/codes",
     "reference/commands",
     "reference/python/ingot",
+    "reference/python/generated/ingot.open",
+    "reference/python/generated/ingot.safe_open",
     "explained/format",
     "explained/lazy",
     "explained/speed",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from functools import cache
 from html.parser import HTMLParser
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -164,6 +166,34 @@ def test_public_names_have_a_reference_entry() -> None:
     )
     missing = [name for name in names if not any(f"ingot.{module}{name}" in places for module in modules)]
     assert [name for name in missing if f"module-ingot.{name}" not in places] == []
+
+
+def test_public_functions_and_classes_have_pages() -> None:
+    folder = SITE / "reference" / "python" / "generated"
+    made = {path.stem.removesuffix("-class") for path in folder.glob("*.html")}
+    names = set()
+    for module in ("ingot", "ingot.torch", "ingot.numpy", "ingot.dcp", "ingot.modelspec"):
+        loaded = import_module(module)
+        for name in loaded.__all__:
+            value = getattr(loaded, name)
+            # Exceptions and dicts of options have one page for all of them.
+            is_class = isinstance(value, type) and not issubclass(value, (Exception, dict))
+            if is_class or inspect.isroutine(value):
+                names.add(f"{module}.{name}")
+    assert names - made == set()
+
+
+def test_names_of_pages_differ_in_more_than_case() -> None:
+    names = [path.relative_to(SITE).as_posix().lower() for path in pages()]
+    assert len(names) == len(set(names))
+
+
+def test_entries_of_the_reference_have_text() -> None:
+    entry = re.compile(
+        r'<dt class="sig sig-object py" id="([\w.]+)">(?:(?!</dt>).)*</dt>\s*<dd>\s*</dd>', re.DOTALL
+    )
+    empty = {name for path in pages() for name in entry.findall(path.read_text("utf-8"))}
+    assert empty == set()
 
 
 def test_no_clause_of_a_docstring_is_taken_for_a_type() -> None:
