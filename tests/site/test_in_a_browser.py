@@ -154,3 +154,19 @@ def test_code_blocks_fit_a_window_of_1280_pixels(browser: Any) -> None:
             too_wide += [(path.relative_to(SITE).as_posix(), line) for line in lines]
     page.close()
     assert too_wide == []
+
+
+def test_pages_fit_a_phone(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    wider = []
+    for name in PAGES:
+        page.goto((SITE / f"{name}.html").as_uri())
+        # Code and wide tables scroll inside of their boxes.
+        widths = page.evaluate(
+            "() => [document.documentElement.scrollWidth,"
+            " ...[...document.querySelectorAll('article img')].map(one => one.getBoundingClientRect().right)]"
+        )
+        if max(widths) > 390:
+            wider.append((name, widths))
+    page.close()
+    assert wider == []
