@@ -8,6 +8,13 @@ macro_rules! dtypes {
         ///
         /// The variants are spelled as in the file. Their order is the reverse of the order in which a writer of
         /// safetensors places tensors (FORMAT.md, "Writing").
+        ///
+        /// ```
+        /// use ingot_format::Dtype;
+        ///
+        /// assert_eq!(Dtype::from_code("BF16"), Some(Dtype::BF16));
+        /// assert_eq!((Dtype::BF16.bits(), Dtype::F4.bits()), (16, 4));
+        /// ```
         #[allow(non_camel_case_types, clippy::upper_case_acronyms, reason = "spelled as in the file")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]

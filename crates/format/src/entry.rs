@@ -4,6 +4,16 @@ use crate::dtype::Dtype;
 
 /// A header's description of one tensor. Proven: `begin..end` is inside the data section and has exactly the size that
 /// `shape` and `dtype` need.
+///
+/// ```
+/// use ingot_format::{Dtype, Header, Limits};
+///
+/// let text = br#"{"bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// let header = Header::parse_json(text, &Limits::default())?;
+/// let bias = header.get("bias").expect("the header has it");
+/// assert_eq!((bias.dtype, bias.shape, bias.nbytes()), (Dtype::F32, &[2][..], 8));
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'h> {
     /// The tensor's name.
@@ -27,6 +37,15 @@ impl Entry<'_> {
 }
 
 /// A tensor to be written, without its bytes.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// assert_eq!(new.header.data_nbytes(), 8);
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec<'a> {
     /// Its name.

@@ -16,6 +16,13 @@ use crate::sniff::Foreign;
 ///
 /// Names and numbers are kept unchanged; `Display` escapes and shortens them. It never mentions a path: code that knows
 /// the path adds it.
+///
+/// ```
+/// use ingot_format::{FormatError, Header, Limits};
+///
+/// let fault = Header::parse(b"short", 5, &Limits::default()).unwrap_err();
+/// assert_eq!(fault, FormatError::TooShort { file_nbytes: 5 });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FormatError {

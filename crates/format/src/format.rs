@@ -3,6 +3,13 @@
 use core::fmt;
 
 /// A file format. Readers detect it from the file's contents; writers take it from the caller.
+///
+/// ```
+/// use ingot_format::Format;
+///
+/// assert_eq!(Format::of_header(b'{'), Some(Format::Safetensors));
+/// assert_eq!(Format::Bintensors.name(), "bintensors");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
     /// `.safetensors`: a JSON header.

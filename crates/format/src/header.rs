@@ -23,6 +23,15 @@ use crate::sniff::Foreign;
 ///
 /// Names and shapes are stored back to back in two arenas, so that a header costs a few allocations instead of several
 /// per tensor, and less than twice its own bytes.
+///
+/// ```
+/// use ingot_format::{Header, Limits};
+///
+/// let text = br#"{"bias":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+/// let header = Header::parse_json(text, &Limits::default())?;
+/// assert_eq!((header.len(), header.data_nbytes()), (1, 8));
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Header {
     raw: RawHeader,

@@ -26,6 +26,14 @@ use value::{Kind, Value};
 ///
 /// Names are stored back to back in one arena and shards are numbered, so that an index costs a few allocations instead
 /// of several per tensor.
+///
+/// ```
+/// use ingot_format::ShardIndex;
+///
+/// let index = ShardIndex::parse(br#"{"weight_map": {"wte": "model-00001-of-00002.safetensors"}}"#)?;
+/// assert_eq!(index.shards(), ["model-00001-of-00002.safetensors"]);
+/// # Ok::<(), ingot_format::IndexError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct ShardIndex {
     names: String,

@@ -14,6 +14,16 @@ use crate::metadata::{METADATA_KEY, Metadata};
 use crate::raw::{PREFIX_NBYTES, RawHeader, check_room};
 
 /// Options of a writer. The defaults produce the bytes that safetensors and bintensors write.
+///
+/// ```
+/// use ingot_format::{Align, Dtype, Format, LayoutOptions, Spec, layout_with};
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
+/// let options = LayoutOptions { align: Align::CacheLine, ..LayoutOptions::default() };
+/// let new = layout_with(&specs, None, Format::Safetensors, &options)?;
+/// assert_eq!(new.head.len() % 64, 0);
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayoutOptions {
     /// The order of the data.
@@ -68,6 +78,17 @@ impl Align {
 }
 
 /// A new file without the tensors' bytes.
+///
+/// ```
+/// use ingot_format::{Dtype, Format, Spec, layout};
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::F32, shape: &[2] }];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// let mut file = new.head.clone();
+/// file.extend([1.0_f32, 2.0].into_iter().flat_map(f32::to_le_bytes));
+/// assert_eq!(file.len() as u64, new.header.data_start() + new.header.data_nbytes());
+/// # Ok::<(), ingot_format::FormatError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// The header of the new file, proven like a header that was read.

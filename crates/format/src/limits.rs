@@ -1,6 +1,14 @@
 //! The limits of a reader, each with its unit and its reason.
 
 /// The limits of a reader.
+///
+/// ```
+/// use ingot_format::{Header, Limits};
+///
+/// let limits = Limits { header_nbytes: 10, ..Limits::default() };
+/// let text = br#"{"__metadata__":{"title":"long"}}"#;
+/// assert_eq!(Header::parse_json(text, &limits).unwrap_err().code(), "header-too-large");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest header that is accepted, in bytes, without the 8 bytes of its length. Values above [`Limits::CEILING`]
@@ -12,6 +20,15 @@ pub struct Limits {
 
 /// How to handle headers whose meaning is clear but whose form deviates from the specification: white space before the
 /// JSON or other than spaces after it, `"__metadata__": null`, unknown fields in an entry.
+///
+/// ```
+/// use ingot_format::{Header, Leniency, Limits};
+///
+/// let text = br#"{"__metadata__":null}"#;
+/// assert!(Header::parse_json(text, &Limits::default()).is_ok());
+/// let strict = Limits { leniency: Leniency::Refuse, ..Limits::default() };
+/// assert_eq!(Header::parse_json(text, &strict).unwrap_err().code(), "not-strict");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Leniency {
     /// Accept them, as safetensors 0.8.0 does.

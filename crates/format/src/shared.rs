@@ -129,6 +129,13 @@ pub struct SharedName {
 }
 
 /// Why a text is not such a record, or not a record of its file.
+///
+/// ```
+/// use ingot_format::parse_shared;
+///
+/// let fault = parse_shared("[]").unwrap_err();
+/// assert_eq!(fault.tensor(), None);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedError {
     tensor: Option<String>,

@@ -6,6 +6,14 @@ use std::num::NonZeroUsize;
 use ingot_format::Limits;
 
 /// How the bytes of a file are read.
+///
+/// ```
+/// use ingot_io::{Backend, OpenOptions};
+///
+/// assert_eq!(Backend::from_name("pread"), Some(Backend::Pread));
+/// let options = OpenOptions::new().backend(Backend::Pread);
+/// assert_eq!(options.backend.to_string(), "pread");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Backend {
     /// Chosen by the file system of the file.
@@ -86,6 +94,14 @@ impl OpenOptions {
 }
 
 /// The options of opening a checkpoint.
+///
+/// ```
+/// use ingot_io::{Backend, CheckpointOptions, OpenOptions, Reach};
+///
+/// let open = OpenOptions::new().backend(Backend::Pread);
+/// let options = CheckpointOptions::new().open(open).reach(Reach::Confined);
+/// assert_eq!(options.reach, Reach::Confined);
+/// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct CheckpointOptions {
@@ -126,6 +142,20 @@ impl CheckpointOptions {
 }
 
 /// Where the files of a checkpoint may be.
+///
+/// ```
+/// use ingot_io::{Checkpoint, CheckpointOptions, Reach};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// let options = CheckpointOptions::new().reach(Reach::Confined);
+/// let model = Checkpoint::open(folder.path(), &options)?;
+/// assert_eq!(model.len(), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reach {
     /// Symbolic links are followed, because the cache of the Hub is made of them.
@@ -178,6 +208,15 @@ impl ShardHeaders {
 }
 
 /// The options of reading tensors.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ingot_io::ReadOptions;
+///
+/// let options = ReadOptions::new().threads(NonZeroUsize::new(4));
+/// assert_eq!(options.threads.map(NonZeroUsize::get), Some(4));
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct ReadOptions {
@@ -228,6 +267,19 @@ pub struct SaveOptions {
 }
 
 /// How an existing file is replaced.
+///
+/// ```
+/// use ingot_io::{Dtype, Format, Payload, Replace, SaveOptions, Spec, Unwatched, layout, save};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[2] }];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// let options = SaveOptions::new().replace(Replace::Nothing);
+/// save(&path, &new, &[Payload::from(&b"ab"[..])], &options, &Unwatched)?;
+/// assert!(save(&path, &new, &[Payload::from(&b"cd"[..])], &options, &Unwatched).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Replace {
     /// By renaming a whole new file over it. Needs the right to create files in the directory.

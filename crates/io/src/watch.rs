@@ -41,6 +41,15 @@ pub trait Watch: Sync {
 }
 
 /// Never stops.
+///
+/// ```
+/// use ingot_io::{Algorithm, Unwatched, hash};
+///
+/// let file = tempfile::NamedTempFile::new()?;
+/// std::fs::write(&file, "abc")?;
+/// assert_eq!(hash(file.path(), Algorithm::Sha256, &Unwatched)?, Algorithm::Sha256.digest(b"abc"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unwatched;
 

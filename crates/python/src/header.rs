@@ -23,7 +23,7 @@ pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<Tenso
 /// begin, end : int
 ///     The range of its bytes, counted from the start of the data section of its file.
 /// parameter_count : int, optional
-///     The number of parameters that it holds: by default the number of its elements; `ingot.describe` documents the
+///     The number of parameters that it holds: by default the number of its elements; `ingot.inspect` documents the
 ///     exceptions.
 ///
 /// Attributes
@@ -37,6 +37,12 @@ pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<Tenso
 ///     If `end` is before `begin`.
 /// OverflowError
 ///     If a number is negative or has more than 64 bits, or if the number of elements has.
+///
+/// Examples
+/// --------
+/// >>> info = ingot.open("model.safetensors").info("wte")
+/// >>> info.dtype, info.shape, info.nbytes, info.parameter_count
+/// ('F32', (8, 4), 128, 32)
 #[pyclass(frozen, get_all, module = "ingot")]
 pub(crate) struct TensorInfo {
     // Python objects, which are made once and not on each access.

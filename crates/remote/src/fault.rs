@@ -19,6 +19,18 @@ const EXPIRED: &[&str] = &[
 ];
 
 /// The reason why a remote file could not be read. Reading returns an [`io::Error`] that contains it.
+///
+/// ```
+/// use std::io;
+///
+/// use ingot_remote::Fault;
+///
+/// /// Returns whether reading failed at the server or on the way to it.
+/// fn is_remote(error: &io::Error) -> bool {
+///     error.get_ref().is_some_and(|cause| cause.is::<Fault>())
+/// }
+/// # assert!(!is_remote(&io::Error::other("another cause")));
+/// ```
 #[derive(Debug)]
 pub struct Fault {
     /// Boxed, since it is larger than most results.

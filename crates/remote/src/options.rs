@@ -8,6 +8,14 @@ use crate::credentials::{Credentials, Secret, is_header_value};
 use crate::fault::{Fault, Result};
 
 /// The token of `Authorization: Bearer …`.
+///
+/// ```
+/// use ingot_remote::{RemoteOptions, Secret, Token};
+///
+/// let mut options = RemoteOptions::default();
+/// assert_eq!(options.token, Token::Environment);
+/// options.token = Token::Given(Secret::new("hf_1234"));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Token {
     /// The token in the environment, for the Hub, Google's store and Azure's store.
@@ -23,6 +31,14 @@ pub enum Token {
 ///
 /// A field that is `None` has the value of the environment variables that the service's own tools read, or the default
 /// of the service.
+///
+/// ```
+/// use ingot_remote::RemoteOptions;
+///
+/// let mut options = RemoteOptions::default();
+/// options.region = Some("eu-west-1".to_owned());
+/// options.retries = 2;
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RemoteOptions {

@@ -9,6 +9,12 @@ use crate::quoted::Quoted;
 
 /// A rule of FORMAT.md that an index breaks. Like [`crate::FormatError`], it keeps names unchanged, escapes them in
 /// `Display`, and never mentions the path of the index.
+///
+/// ```
+/// use ingot_format::{IndexError, ShardIndex};
+///
+/// assert_eq!(ShardIndex::parse(b"{}").unwrap_err(), IndexError::MissingWeightMap);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IndexError {

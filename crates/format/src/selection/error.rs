@@ -10,6 +10,13 @@ use crate::quoted::Shape;
 /// Why an index is invalid for a tensor.
 ///
 /// `Display` mentions neither a path nor the tensor's name: code that knows them adds them.
+///
+/// ```
+/// use ingot_format::{Dtype, Index, Selection, SelectionError};
+///
+/// let fault = Selection::new(Dtype::F32, &[2], &[Index::At(2)]).unwrap_err();
+/// assert_eq!(fault, SelectionError::IndexOutOfRange { axis: 0, size: 2, index: 2 });
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SelectionError {

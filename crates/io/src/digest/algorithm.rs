@@ -6,6 +6,14 @@ use sha2::Digest as _;
 use xxhash_rust::xxh3::Xxh3;
 
 /// A hash function over bytes.
+///
+/// ```
+/// use ingot_io::Algorithm;
+///
+/// let digest = Algorithm::Sha256.digest(b"abc");
+/// assert_eq!(digest.as_bytes().len(), 32);
+/// assert_eq!(Algorithm::from_name("sha256"), Some(Algorithm::Sha256));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Algorithm {
     /// BLAKE3, 256 bits. Made for many threads: the bytes of one tensor are shared out among them.
@@ -73,6 +81,13 @@ impl fmt::Display for Algorithm {
 }
 
 /// The result of a hash function. `Display` writes it in lowercase hexadecimal digits.
+///
+/// ```
+/// use ingot_io::{Algorithm, Digest};
+///
+/// let digest = Algorithm::Xxh3.digest(b"abc");
+/// assert_eq!(Digest::from_hex(Algorithm::Xxh3, &digest.to_string()), Some(digest));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest {
     /// Zero from `len` on.
@@ -146,6 +161,15 @@ impl fmt::Debug for Digest {
 }
 
 /// Two digests that should be one.
+///
+/// ```
+/// use ingot_io::{Algorithm, Unequal};
+///
+/// let algorithm = Algorithm::Xxh3;
+/// let (expected, found) = (algorithm.digest(b"abc"), algorithm.digest(b"abd"));
+/// let unequal = Unequal { algorithm, expected, found };
+/// assert_eq!(unequal.to_string(), format!("expected xxh3 {expected}, found {found}"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unequal {
     /// The hash function.

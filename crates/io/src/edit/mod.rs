@@ -39,6 +39,20 @@ const PAGE: u64 = 4096;
 const ROOM: u64 = 512;
 
 /// A change of metadata.
+///
+/// ```
+/// use ingot_io::{Edited, MetadataChange, SaveOptions, Unwatched, update_metadata};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// let change = MetadataChange { set: &[("title", "first")], remove: &["draft"], rewrite: false };
+/// let edited = update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
+/// assert_ne!(edited, Edited::Unchanged);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MetadataChange<'a> {
     /// Keys with their new values.
@@ -51,6 +65,20 @@ pub struct MetadataChange<'a> {
 }
 
 /// How metadata was changed.
+///
+/// ```
+/// use ingot_io::{Edited, MetadataChange, SaveOptions, Unwatched, update_metadata};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// let change = MetadataChange { remove: &["draft"], ..MetadataChange::default() };
+/// let edited = update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
+/// assert_eq!(edited, Edited::Unchanged);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edited {
     /// Not at all: it was like that.

@@ -8,6 +8,15 @@ use std::path::{Path, PathBuf};
 use ingot_format::{Dtype, Escaped, Quoted};
 
 /// A reason why the files of a checkpoint do not go together. Names of files are as the index spells them.
+///
+/// ```
+/// use ingot_io::{Checkpoint, CheckpointFault, CheckpointOptions, Error};
+///
+/// let folder = tempfile::tempdir()?;
+/// let opened = Checkpoint::open(folder.path(), &CheckpointOptions::new());
+/// assert!(matches!(opened, Err(Error::Checkpoint { fault: CheckpointFault::NoCheckpoint, .. })));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CheckpointFault {
@@ -172,6 +181,21 @@ fn list(names: &[String]) -> String {
 }
 
 /// A reason why an edit is refused. The file at the path is unchanged.
+///
+/// ```
+/// use ingot_io::{Dtype, EditError, Error, Payload, SaveOptions, Unwatched, replace_tensor};
+/// # use ingot_io::{TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// // The file has it as two bytes.
+/// let four = Payload::from(&b"abcd"[..]);
+/// let edited = replace_tensor(&path, "bias", Dtype::U8, &[4], &four, &SaveOptions::new(), &Unwatched);
+/// assert!(matches!(edited, Err(Error::Edit { fault: EditError::Mismatch { .. }, .. })));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EditError {

@@ -23,6 +23,18 @@ pub use faults::{CheckpointFault, EditError, Misfit};
 ///
 /// `Display` writes one line: path, tensor, fault, expected and found. Names and paths are escaped in it; the fields hold
 /// them unchanged.
+///
+/// ```
+/// use std::path::Path;
+///
+/// use ingot_io::{Archive, Error, OpenOptions};
+///
+/// match Archive::open(Path::new("missing.safetensors"), &OpenOptions::new()) {
+///     Err(Error::Open { path, source }) => println!("{}: {source}", path.display()),
+///     Err(error) => println!("{} ({error})", error.code()),
+///     Ok(archive) => println!("{} tensors", archive.tensors().count()),
+/// }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {

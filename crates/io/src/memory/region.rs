@@ -134,6 +134,16 @@ pub struct Region {
 }
 
 /// Why bytes cannot be borrowed.
+///
+/// ```
+/// use ingot_io::{Archive, BorrowError, Dtype, Limits, MemorySource, TensorView, serialize};
+///
+/// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None)?;
+/// let archive = Archive::from_source(MemorySource::new(file), &Limits::default())?;
+/// let wrong = archive.read("bias")?.as_f32().unwrap_err();
+/// assert_eq!(wrong, BorrowError::Dtype { expected: Dtype::F32, found: Dtype::U8 });
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BorrowError {
@@ -182,6 +192,12 @@ mod sealed {
 }
 
 /// A number type that is the element of a dtype: `u8` to `u64`, `i8` to `i64`, `f32` and `f64`.
+///
+/// ```
+/// use ingot_io::{Dtype, Plain};
+///
+/// assert_eq!(<f32 as Plain>::DTYPE, Dtype::F32);
+/// ```
 pub trait Plain: sealed::Sealed {
     /// The dtype with such elements.
     const DTYPE: Dtype;

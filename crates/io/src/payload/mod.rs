@@ -23,6 +23,19 @@ pub(crate) use scattered::Scattered;
 /// The bytes of one tensor, on their way to a file.
 ///
 /// `Payload::from` takes a `&[u8]`; [`Produce`] makes the bytes piece by piece, when they are written.
+///
+/// ```
+/// use ingot_io::{Dtype, Format, Payload, SaveOptions, Spec, Unwatched, layout, save};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[2] }];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// let bias = Payload::from(&b"ab"[..]);
+/// assert_eq!(bias.nbytes(), 2);
+/// save(&path, &new, &[bias], &SaveOptions::new(), &Unwatched)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Payload<'a> {
@@ -185,6 +198,33 @@ pub trait Gather: Debug + Sync {
 }
 
 /// Produces the bytes of a tensor piece by piece, such as a tensor on a device that only its framework can copy from.
+///
+/// ```
+/// use std::io;
+///
+/// use ingot_io::{Dtype, Format, Payload, Produce, SaveOptions, Spec, Unwatched, layout, save};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+///
+/// #[derive(Debug)]
+/// struct Zeros(u64);
+///
+/// impl Produce for Zeros {
+///     fn nbytes(&self) -> u64 {
+///         self.0
+///     }
+///
+///     fn produce(&self, _begin: u64, into: &mut [u8]) -> io::Result<()> {
+///         into.fill(0);
+///         Ok(())
+///     }
+/// }
+///
+/// let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[4] }];
+/// let new = layout(&specs, None, Format::Safetensors)?;
+/// save(&path, &new, &[Payload::Produced(&Zeros(4))], &SaveOptions::new(), &Unwatched)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait Produce: Debug + Sync {
     /// The size in bytes.
     fn nbytes(&self) -> u64;

@@ -38,6 +38,16 @@ use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, want
 /// the same at the server. Any other existing file is an error, or is replaced with
 /// [`Replace::Atomic`](crate::Replace::Atomic).
 ///
+/// ```no_run
+/// use std::path::Path;
+///
+/// use ingot_io::{DownloadOptions, RemoteOptions, Unwatched, download};
+///
+/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::new());
+/// download("hf://openai-community/gpt2", Path::new("gpt2/"), &remote, &how, &Unwatched)?;
+/// # Ok::<(), ingot_io::Error>(())
+/// ```
+///
 /// # Errors
 /// As [`Checkpoint::open_url`](crate::Checkpoint::open_url). [`Error::Open`] if a file exists that may not be replaced, or
 /// if the URL is a model with shards and `path` is not a directory. [`Error::Read`], [`Error::Changed`], [`Error::Write`]

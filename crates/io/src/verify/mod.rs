@@ -28,6 +28,20 @@ pub use checked::Proof;
 pub use hash::{hash, hash_range, read_runs};
 
 /// The result of comparing a file with its digests.
+///
+/// ```
+/// use ingot_io::{Unwatched, verify};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// let report = verify(&path, None, &Unwatched)?;
+/// assert_eq!((report.is_ok(), report.checked), (false, 0));
+/// assert_eq!(report.unchecked, ["bias"]); // the file has no digest of this tensor
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
     /// The algorithm of the tensors' digests; `None` if the file keeps none.
@@ -48,6 +62,20 @@ pub struct Report {
 }
 
 /// A tensor whose bytes are not those that were written.
+///
+/// ```
+/// use ingot_io::{Mismatch, Unwatched, verify};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// for Mismatch { tensor, expected, found } in verify(&path, None, &Unwatched)?.bad {
+///     println!("{tensor}: expected {expected}, found {found}");
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Its name.
@@ -59,6 +87,20 @@ pub struct Mismatch {
 }
 
 /// Two digests that should be equal. `expected` is the recorded text, which may be no digest.
+///
+/// ```
+/// use ingot_io::{Algorithm, Unwatched, verify};
+/// # use ingot_io::{Dtype, TensorView, serialize_to_file};
+/// # let folder = tempfile::tempdir()?;
+/// # let path = folder.path().join("model.safetensors");
+/// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
+/// # serialize_to_file([("bias", &bias)], None, &path)?;
+///
+/// let of_another_file = Algorithm::Sha256.digest(b"abc");
+/// let compared = verify(&path, Some(of_another_file), &Unwatched)?.file.expect("the caller gave a digest");
+/// assert!(!compared.is_same());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compared {
     /// The recorded text.

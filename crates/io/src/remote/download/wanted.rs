@@ -21,6 +21,17 @@ use crate::watch::Watch;
 use crate::workers::{Reading, in_parallel};
 
 /// Options of a download.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use ingot_io::{DownloadOptions, Replace, SaveOptions};
+///
+/// let options = DownloadOptions::new()
+///     .threads(NonZeroUsize::new(8))
+///     .save(SaveOptions::new().replace(Replace::Atomic));
+/// assert_eq!(options.save.replace, Replace::Atomic);
+/// ```
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct DownloadOptions {
@@ -72,6 +83,17 @@ impl Default for DownloadOptions {
 }
 
 /// A file that was downloaded, or a model with its files.
+///
+/// ```no_run
+/// use std::path::Path;
+///
+/// use ingot_io::{DownloadOptions, RemoteOptions, Unwatched, download};
+///
+/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::new());
+/// let model = download("hf://openai-community/gpt2", Path::new("gpt2/"), &remote, &how, &Unwatched)?;
+/// println!("{}: {} bytes, {} of them fetched", model.path.display(), model.nbytes, model.fetched_nbytes);
+/// # Ok::<(), ingot_io::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Downloaded {
