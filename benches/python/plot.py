@@ -2,8 +2,8 @@
 
 plot.py RECORD PICTURE [CHART]    CHART draws one chart alone, such as `warm`
 
-A picture with a name that ends in `-narrow` is for phones: each label is above its bar. The colours follow the
-theme of the page.
+A picture with a name that ends in `-narrow` is for phones: each label is above its bar. The colours follow
+the theme of the page.
 """
 
 import json

@@ -1,8 +1,8 @@
 """`save_state` and `load_state` against torch. Run: `python states.py [GiB] [rounds]`.
 
 A model and AdamW's two moments, of 2 GiB in 201 tensors by default, on tmpfs. Prints medians of wall time as
-multiples of ingot's. Both sides save with and without flushing, and load into memory of their own. Before each
-turn as much memory is touched as it takes, since the host of a virtual machine may have taken it back.
+multiples of ingot's. Both sides save with and without flushing, and load into memory of their own. Before
+each turn as much memory is touched as it takes, since the host of a virtual machine may have taken it back.
 """
 
 import gc

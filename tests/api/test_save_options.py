@@ -38,9 +38,9 @@ NEW_OPTION = {
     ],
     "_write/save.py": [
         (
-            "    # What is left of the tensors is in `file`.\n",
-            "    plain = write\n\n    def write(file):\n        import os\n\n        plain(file)\n"
-            "        if how.mode is not None:\n            os.chmod(path, how.mode)\n\n",
+            "    if not how.background:\n        save()\n",
+            "        if how.mode is not None:\n            import os\n\n"
+            "            os.chmod(path, how.mode)\n\n",
         ),
     ],
 }
