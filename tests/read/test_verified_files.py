@@ -243,7 +243,7 @@ def test_verify_names_a_truncated_file(tmp_path: Path, tensors: dict[str, torch.
         ("{}", "missing field"),
         ('{"algorithm":"blake3","tensors":{"a":1}}', "expected a string"),
         ('{"algorithm":"crc32","tensors":{}}', "unknown algorithm `crc32`"),
-        ('{"algorithm":"blake3","tensors":{"a":"00"}}', "tensor `a`: `00` is no digest of blake3"),
+        ('{"algorithm":"blake3","tensors":{"a":"00"}}', "tensor `a`: `00` is not a digest of blake3"),
         (
             '{"algorithm":"xxh3","tensors":{"a":"0000000000000000","\\u0061":"0000000000000000"}}',
             "comes twice",

@@ -1,4 +1,4 @@
-//! What tests ask of the simulator, and tell it. None of it counts as a call of the driver.
+//! Functions with which tests control the simulator and inspect it. They do not count as calls of the driver.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -7,49 +7,50 @@ use crate::codes::INVALID_VALUE;
 pub use crate::counters::Counters;
 use crate::simulator::{Mistake, code, held};
 
-/// Forgets everything, and begins anew with so many devices. The order in which work is carried out is that of the seed.
+/// Resets the simulator to `devices` devices. `seed` decides the order in which queued work runs.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_reset(seed: u64, devices: usize) {
     held().reset(seed, devices);
 }
 
-/// Has the call of this number from now on fail with `error`: 1 is the next one. Some errors stay with the device whose
-/// context is current, or with all devices where none is.
+/// Makes one later call fail with `error`: the next one if `number` is 1. Some errors persist on the device whose
+/// context is current, or on all devices if no context is current.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_fail(number: u64, error: c_int) {
     held().get().planned = (number > 0).then_some((number, error));
 }
 
-/// Lets no more than so many bytes be pinned.
+/// Limits the number of bytes that can be pinned.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_pin_limit(nbytes: usize) {
     held().get().pin_limit = nbytes;
 }
 
-/// Sets the code that pinning gives beyond the limit. At first it is that of no memory.
+/// Sets the error code of pinning beyond the limit. The default is out of memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_pin_code(error: c_int) {
     held().get().pin_code = error;
 }
 
-/// Makes a mistake from now on: 1, threads do not wait for events; 2, streams that were created wait for none; 3, the
-/// legacy stream waits for none; 4, events are recorded on the legacy stream. 0 makes none.
+/// Plants a mistake in the simulator: 1, threads do not wait for events; 2, created streams wait for no other stream;
+/// 3, the legacy stream does not wait for other streams; 4, events are recorded on the legacy stream. 0 removes the
+/// mistake.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_mistake(number: usize) {
     let mistake = number.checked_sub(1).and_then(|rank| Mistake::ALL.get(rank));
     held().get().mistake = mistake.copied();
 }
 
-/// Has an attribute of a device be `value`.
+/// Sets an attribute of a device.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_attribute(ordinal: usize, attribute: c_int, value: c_int) -> c_int {
     code(held().get().set_attribute(ordinal, attribute, value))
 }
 
-/// What was counted since the reset.
+/// Writes the counters since the reset to `into`.
 ///
 /// # Safety
-/// `into` can be written to.
+/// `into` must be writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_counters(into: *mut Counters) {
     let counters = held().get().counters;
@@ -57,7 +58,8 @@ pub unsafe extern "C" fn fake_cuda_counters(into: *mut Counters) {
     unsafe { into.write(counters) };
 }
 
-/// Begins or ends a capture on a stream of a device, in global mode. Ending one that a call has broken gives 901.
+/// Begins or ends a capture on a stream of a device, in global mode. Ending a capture that a call has invalidated
+/// returns 901.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_capture(stream: *mut c_void, ordinal: usize, is_capturing: bool) -> c_int {
     let mut held = held();
@@ -66,7 +68,7 @@ pub extern "C" fn fake_cuda_capture(stream: *mut c_void, ordinal: usize, is_capt
     code(stream.and_then(|stream| simulator.capture(stream, is_capturing)))
 }
 
-/// Begins or ends a kernel on a stream of a device that runs until it is ended: nothing is done there meanwhile.
+/// Begins or ends an endless kernel on a stream of a device. No later work of the stream runs until the kernel ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_busy(stream: *mut c_void, ordinal: usize, is_busy: bool) -> c_int {
     let mut held = held();
@@ -75,25 +77,25 @@ pub extern "C" fn fake_cuda_busy(stream: *mut c_void, ordinal: usize, is_busy: b
     code(stream.and_then(|stream| simulator.set_busy(stream, is_busy)))
 }
 
-/// Has all done that is queued: first what the legacy streams have, then the rest.
+/// Runs all queued work: first the work of the legacy streams, then the rest.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_finish() -> c_int {
     code(held().get().finish_all())
 }
 
-/// Destroys the primary context of a device with all that it has, as `cudaDeviceReset` does.
+/// Destroys the primary context of a device and everything in it, as `cudaDeviceReset` does.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_device_reset(ordinal: usize) -> c_int {
     code(held().get().reset_device(ordinal))
 }
 
-/// Has every later call for a device fail with `error`, which is one that stays.
+/// Makes every later call for a device fail with the persistent error `error`.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_lose(ordinal: usize, error: c_int) -> c_int {
     code(held().get().lose(ordinal, error))
 }
 
-/// Allocates memory of a device; 0 where there is none. Memory that was freed is handed out again first.
+/// Allocates memory on a device. Reuses freed memory first. Returns 0 if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_allocate(ordinal: usize, nbytes: usize) -> u64 {
     let allocated = held().get().allocate(ordinal, nbytes);
@@ -103,7 +105,8 @@ pub extern "C" fn fake_cuda_allocate(ordinal: usize, nbytes: usize) -> u64 {
         .unwrap_or(0)
 }
 
-/// Gives memory of a device back in the order of a stream, as allocators of frameworks do. It is overwritten then.
+/// Queues the release of device memory on a stream, as the allocators of frameworks do. The released memory is
+/// overwritten.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_free_in_order(stream: *mut c_void, ordinal: usize, address: u64) -> c_int {
     let mut held = held();
@@ -113,7 +116,7 @@ pub extern "C" fn fake_cuda_free_in_order(stream: *mut c_void, ordinal: usize, a
     code(stream.and_then(|stream| simulator.queue_free(stream, address?)))
 }
 
-/// Queues a write to memory of a device: what its owner before still does with it.
+/// Queues a write to device memory, as by its previous owner.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_old_owner(
     stream: *mut c_void,
@@ -129,10 +132,10 @@ pub extern "C" fn fake_cuda_old_owner(
     code(stream.and_then(|stream| simulator.queue_fill(stream, address?, nbytes, byte)))
 }
 
-/// Reads memory of a device as it is now: nothing is carried out. Whether it is allocated.
+/// Reads device memory as it is now, without running queued work. Returns whether the memory is allocated.
 ///
 /// # Safety
-/// `into` has room for `nbytes`.
+/// `into` must have room for `nbytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_read(address: u64, into: *mut u8, nbytes: usize) -> bool {
     // SAFETY: the contract above.
@@ -140,10 +143,10 @@ pub unsafe extern "C" fn fake_cuda_read(address: u64, into: *mut u8, nbytes: usi
     usize::try_from(address).is_ok_and(|address| held().get().peek(address, into))
 }
 
-/// Writes memory of a device at once. Whether it is allocated.
+/// Writes device memory at once. Returns whether the memory is allocated.
 ///
 /// # Safety
-/// `from` has `nbytes`.
+/// `from` must have `nbytes` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fake_cuda_write(address: u64, from: *const u8, nbytes: usize) -> bool {
     // SAFETY: the contract above.

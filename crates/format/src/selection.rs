@@ -25,9 +25,9 @@ pub use places::Places;
 pub use runs::{Row, Rows, Runs};
 pub use strides::Strides;
 
-/// One part of an index, as between the commas of `tensor[…]` in Python.
+/// One part of an index, such as one of the comma-separated parts in Python's `tensor[…]`.
 ///
-/// Dimensions that no part covers are taken whole. Rust ranges convert, and their bounds may be negative:
+/// Dimensions without a part are selected whole. Rust ranges convert, and their bounds may be negative:
 ///
 /// ```
 /// use ingot_format::Index;
@@ -37,7 +37,7 @@ pub use strides::Strides;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Index {
-    /// One index along a dimension, which the result then lacks. Negative indices count from the end.
+    /// One index along a dimension, which the result does not have. Negative indices count from the end.
     At(i64),
     /// `start:stop:step`. Bounds are clipped to the dimension, as Python's `slice.indices` does; negative ones
     /// count from the end.
@@ -51,7 +51,7 @@ pub enum Index {
     },
     /// A list of indices in any order, with repetitions, as single indices or ranges. Negative ones count from the end.
     Pick(Vec<Places>),
-    /// `...`: all dimensions that the other parts leave over, each taken whole.
+    /// `...`: every dimension that the other parts do not cover.
     Rest,
     /// `None` in Python: a new dimension of size 1 in the result.
     NewAxis,
@@ -162,7 +162,7 @@ pub struct Selection {
     nbytes: u64,
     /// Loops around the rows, outermost first. At most one is [`Loop::Pick`].
     loops: Vec<Loop>,
-    /// The blocks that [`Loop::Pick`] iterates over, or a single block. Empty if the selection is.
+    /// The blocks that [`Loop::Pick`] iterates over, or a single block. Empty if the selection is empty.
     blocks: Vec<Run>,
     /// Blocks in a row.
     row_count: u64,
@@ -170,7 +170,7 @@ pub struct Selection {
     row_stride: u64,
 }
 
-/// A loop of the iteration. An `Even` loop has more than one turn, and its blocks do not touch.
+/// A loop of the iteration. An `Even` loop has at least two turns, and its blocks are not adjacent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loop {
     Even { count: u64, stride: u64 },
@@ -356,7 +356,7 @@ impl Selection {
             match taken {
                 Taken::Even { start, count, step } => {
                     fold.begin += start * unit;
-                    // For a single turn the step may exceed the dimension, and the product overflow.
+                    // With a single turn, the step may exceed the dimension, so the product may overflow.
                     if *count > 1 {
                         fold.even(*count, step * unit);
                     }
@@ -403,7 +403,7 @@ impl<'s> Units<'s> {
         };
         self.shape = shape;
         match self.strides {
-            // Of a single element the distance may be any number.
+            // The distance of a single element may be any number.
             Some(strides) if dim > 1 => strides[shape.len()] * self.element,
             Some(_) => 0,
             None => {
@@ -463,7 +463,7 @@ fn take(shape: &[u64], index: &[Index]) -> Result<(Vec<Taken>, Vec<u64>), Select
     Ok((taken, result))
 }
 
-/// Takes `dims` whole.
+/// Selects `dims` whole.
 fn whole(dims: &[u64], taken: &mut Vec<Taken>, result: &mut Vec<u64>) {
     taken.extend(dims.iter().map(|&count| Taken::Even {
         start: 0,
@@ -490,8 +490,8 @@ fn prove_parts(rank: usize, index: &[Index]) -> Result<(), SelectionError> {
 }
 
 /// Rejects a list if NumPy and PyTorch disagree about the position of its dimension. PyTorch applies ints first and
-/// leaves the dimension in its place. NumPy treats ints as lists, and moves the dimension to the front unless all lists
-/// are neighbours. `...` separates neighbours even if it covers no dimension.
+/// keeps the dimension of the list in place. NumPy treats ints as lists, and moves the dimension to the front unless
+/// all lists are adjacent. `...` separates lists even if it covers no dimension.
 fn prove_list_in_place(left_over: usize, index: &[Index]) -> Result<(), SelectionError> {
     let Some(list) = index.iter().position(|part| matches!(part, Index::Pick(_))) else {
         return Ok(());
@@ -546,9 +546,9 @@ fn evened(list: Vec<Steps>) -> Taken {
     }
 }
 
-/// Loops while they grow from the innermost dimension outwards. Positions and sizes are in bits.
+/// The loops, added from the innermost dimension outwards. Positions and sizes are in bits.
 struct Fold {
-    /// Position of the first index of every dimension that is not picked.
+    /// Position of the first index of every dimension that the list does not index.
     begin: u64,
     /// Size of each block.
     block: u64,
@@ -563,7 +563,8 @@ impl Fold {
     fn even(&mut self, count: u64, stride: u64) {
         match self.loops.last_mut() {
             None if stride == self.block => self.block *= count,
-            // The turns of both loops have the same stride, which stays. If the product overflows, it equals no stride.
+            // The turns of both loops have the same stride, so the stride is kept. If the product overflows, it equals
+            // no stride.
             Some(Loop::Even {
                 count: inner,
                 stride: pace,

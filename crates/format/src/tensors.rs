@@ -102,8 +102,9 @@ impl<'data, K: Kind> Tensors<'data, K> {
         })
     }
 
-    /// Returns the length of the header in bytes, without the 8 bytes that hold it, and the header's contents. Like the
-    /// function of this name in the safetensors crate it needs the whole file; [`Header::parse`] needs only its start.
+    /// Returns the length of the header in bytes, without the 8-byte length prefix, and the header's contents. Like the
+    /// function of the same name in the safetensors crate, it needs the whole file. [`Header::parse`] needs only the
+    /// start.
     ///
     /// ```
     /// use ingot_format::SafeTensors;
@@ -268,7 +269,7 @@ impl<K> Clone for Tensors<'_, K> {
     }
 }
 
-/// Shows a summary of the header; the data would fill the screen.
+/// Prints a summary of the header, since the data would fill the screen.
 impl<K> fmt::Debug for Tensors<'_, K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tensors")

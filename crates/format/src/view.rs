@@ -1,4 +1,4 @@
-//! A tensor in memory, and the interface that writers need of one.
+//! A tensor in memory, and the interface through which writers read tensors.
 
 use alloc::borrow::{Cow, ToOwned};
 use alloc::vec::Vec;
@@ -8,7 +8,7 @@ use crate::error::FormatError;
 use crate::extent::{self, ExtentError, dims, to_u64, to_usize};
 use crate::selection::{Index, Selection, SelectionError};
 
-/// The interface that a writer needs of a tensor. Implement it for a framework's own tensors to write them with
+/// The interface through which a writer reads a tensor. Implement it for a framework's own tensors to write them with
 /// [`crate::serialize`] or [`crate::to_vec`].
 ///
 /// It is implemented for [`TensorView`] and `&TensorView` only, not for every `&V`: many programs implement it for
@@ -48,10 +48,10 @@ pub trait View {
     fn data_len(&self) -> usize;
 }
 
-/// A tensor in borrowed memory: dtype, shape, and exactly the bytes that these need.
+/// A tensor in borrowed memory: its dtype, its shape, and exactly the bytes that they describe.
 ///
-/// Shapes are `usize` here, as in the safetensors crate, and `u64` in headers. With 64-bit addresses the two are the
-/// same; elsewhere a file whose dimensions do not fit is rejected when it is deserialized.
+/// Shapes are `usize` here, as in the safetensors crate, and `u64` in headers. On machines with smaller addresses, a
+/// file whose dimensions do not fit into `usize` is rejected when it is deserialized.
 ///
 /// ```
 /// use ingot_format::{Dtype, TensorView};
@@ -88,7 +88,7 @@ impl<'data> TensorView<'data> {
         }
     }
 
-    /// Creates a view whose parts fit, as a [`crate::Header`] has proven.
+    /// Creates a view whose dtype, shape and data are known to agree, because a [`crate::Header`] has proven it.
     pub(crate) fn proven(dtype: Dtype, shape: Vec<usize>, data: &'data [u8]) -> Self {
         TensorView { dtype, shape, data }
     }
@@ -145,8 +145,8 @@ impl<'data> TensorView<'data> {
     /// ```
     ///
     /// # Errors
-    /// Like [`Selection::new`]; [`SelectionError::Extent`] also if the result does not fit into memory, since a list
-    /// that repeats places can make it larger than the tensor.
+    /// Like [`Selection::new`]; [`SelectionError::Extent`] also if the result does not fit into memory: a list with
+    /// repeated indices can make it larger than the tensor.
     pub fn select(&self, index: &[Index]) -> Result<(Vec<usize>, Vec<u8>), SelectionError> {
         let selection = Selection::new(self.dtype, &dims(&self.shape), index)?;
         let mut bytes = Vec::new();

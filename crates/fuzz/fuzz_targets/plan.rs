@@ -1,5 +1,5 @@
-//! Whatever is wanted of files, from whatever source, in whatever shape and dtype, comes as copying byte by byte brings it;
-//! where a source fails, it does so or fails.
+//! Reading any parts of files, from any source and in any shape and dtype, returns the same bytes as a naive copy. If
+//! the source fails, reading returns these bytes or an error.
 #![no_main]
 
 mod selected;
@@ -17,11 +17,11 @@ use libfuzzer_sys::fuzz_target;
 use selected::{naive, part};
 
 fuzz_target!(|input: &[u8]| {
-    // Input that ends too early says nothing of interest.
+    // Inputs that end too early are ignored.
     let _ = check(&mut Unstructured::new(input));
 });
 
-/// Bytes that a tensor has at most: more only take longer.
+/// Largest size of a tensor in bytes. Larger ones only make a run slower.
 const MOST: u64 = 1 << 15;
 
 #[derive(Debug)]
@@ -31,7 +31,7 @@ struct Stored {
     bytes: Vec<u8>,
 }
 
-/// Gives no more than so many bytes at once, and none behind a place where it fails.
+/// A source that returns at most `most` bytes per read, and fails from `fails_from` on.
 #[derive(Debug)]
 struct Odd {
     bytes: Vec<u8>,
@@ -133,7 +133,7 @@ fn tensors(input: &mut Unstructured<'_>, seed: u64) -> Result<Vec<Stored>> {
                 false => input.int_in_range(0..=3000)?,
             });
         }
-        // The obvious loops go through the other dimensions also where one of them is 0.
+        // The naive loops iterate over the other dimensions even if one of them is 0.
         let is_small = shape.iter().map(|&size| size.max(1)).product::<u64>() <= MOST;
         if is_small
             && let Ok(count) = nbytes(dtype, &shape)
@@ -150,7 +150,7 @@ fn tensors(input: &mut Unstructured<'_>, seed: u64) -> Result<Vec<Stored>> {
     Ok(tensors)
 }
 
-/// A file of these tensors, called by their numbers.
+/// Returns a file of these tensors, named by their numbers.
 fn file(tensors: &[Stored]) -> Vec<u8> {
     let names: Vec<String> = (0..tensors.len()).map(|number| number.to_string()).collect();
     let spec = |(name, tensor): (&'_ String, &'_ Stored)| (name.clone(), tensor.dtype, tensor.shape.clone());
@@ -174,10 +174,10 @@ fn file(tensors: &[Stored]) -> Vec<u8> {
     bytes
 }
 
-/// What opening the file gave.
+/// The result of opening the file.
 type Opened = std::result::Result<Archive, Error>;
 
-/// Opens it by one of the ways to read, and says whether that may fail.
+/// Opens the file with one of the kinds of sources. Returns whether opening or reading may fail.
 fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> {
     if input.ratio(1, 4)? {
         return Ok((Archive::from_source(MemorySource::new(bytes), &OpenOptions::default()), false));
@@ -203,7 +203,7 @@ fn open(input: &mut Unstructured<'_>, bytes: Vec<u8>) -> Result<(Opened, bool)> 
     Ok((opened, fails_from.is_some()))
 }
 
-/// Something that is wanted of one of the files, if it can be had, and its bytes.
+/// Returns a random job on one of the files and its expected bytes, or `None` if the index is invalid.
 fn wanted<'a>(
     input: &mut Unstructured<'_>,
     files: &'a [(Archive, Vec<Stored>)],
@@ -258,7 +258,7 @@ fn width(dtype: Dtype) -> usize {
     dtype.bits() as usize / 8
 }
 
-/// The same into memory of ours, where the elements lie apart and in any order of the dimensions.
+/// Reads the same parts into strided memory, with any order of the dimensions and with gaps between elements.
 fn into_memory(
     input: &mut Unstructured<'_>,
     parts: &[Job<'_>],
@@ -280,7 +280,7 @@ fn into_memory(
             shape: part.shape(),
             memory: match strided(memory, places.itemsize, &places.shape, &places.strides) {
                 Some(memory) => memory,
-                None => panic!("{places:?} lie apart"),
+                None => panic!("{places:?} do not overlap"),
             },
         });
     let targets = targets.collect();
@@ -302,7 +302,7 @@ fn into_memory(
     Ok(())
 }
 
-/// Where the elements of a tensor lie.
+/// The positions of a tensor's elements in strided memory.
 #[derive(Debug)]
 struct Places {
     itemsize: usize,
@@ -314,7 +314,7 @@ struct Places {
 impl Places {
     fn of(input: &mut Unstructured<'_>, part: &Job<'_>) -> Result<Places> {
         let is_whole = part.dtype().bits().is_multiple_of(8);
-        // Elements of parts of bytes lie together.
+        // Elements smaller than a byte are contiguous.
         let (itemsize, shape) = match is_whole {
             true => (
                 width(part.dtype()),

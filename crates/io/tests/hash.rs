@@ -166,7 +166,7 @@ fn a_record_that_cannot_be_used_is_an_error() {
         (r#"{"algorithm":"md4","tensors":{}}"#, "unknown algorithm `md4`"),
         (
             r#"{"algorithm":"xxh3","tensors":{"a":"00"}}"#,
-            "tensor `a`: `00` is no digest of xxh3",
+            "tensor `a`: `00` is not a digest of xxh3",
         ),
     ] {
         let bytes = to_vec(

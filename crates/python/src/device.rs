@@ -1,6 +1,6 @@
 //! Devices that tensors are read onto and saved from, and the frameworks that allocate there.
 //!
-//! One of the files in which `unsafe` is allowed, because the memory belongs to a framework.
+//! `unsafe` is allowed in this file because the memory belongs to a framework.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -67,15 +67,16 @@ impl Gpu {
         // The first call starts the driver, which takes long.
         let at = py.detach(|| {
             let handle = ptr::with_exposed_provenance_mut(handle);
-            // SAFETY: asks for a stream of the device: the handle is the framework's, and `Current` keeps the stream, or the
-            // allocator that takes it from there.
+            // SAFETY: requires a stream of the device: the handle is the framework's, and `Current` keeps alive the
+            // stream or the allocator that owns it.
             unsafe { DeviceStream::new(ordinal, handle, self.driver.as_deref()) }
         });
         let at = at.map_err(|fault| refused(py, fault))?;
         Ok(Current { at, stream })
     }
 
-    /// Return the device of `onto`, and the caller's stream there now. Another device may be the current device by now.
+    /// Return the device of `onto`, and the caller's current stream there. The current device may have changed since
+    /// `onto` was created.
     fn current_on(&self, py: Python<'_>, onto: &Onto) -> PyResult<Current> {
         let ordinal = onto.at().ordinal();
         let (stream, handle): (Py<PyAny>, usize) = if let Some(stream) = &self.stream {
@@ -88,13 +89,13 @@ impl Gpu {
             }
             (stream, handle)
         };
-        // SAFETY: asks for a stream of the device: the handle is the framework's, and `Current` keeps the stream.
+        // SAFETY: requires a stream of the device: the handle is the framework's, and `Current` keeps the stream alive.
         let at = unsafe { onto.at().beside(ptr::with_exposed_provenance_mut(handle)) };
         Ok(Current { at, stream })
     }
 }
 
-/// A device, and the caller's current stream there, which this keeps alive.
+/// A device and the caller's current stream there. The stream stays alive as long as this object.
 pub(crate) struct Current {
     pub(crate) at: DeviceStream,
     stream: Py<PyAny>,
@@ -154,7 +155,7 @@ impl Devices {
             }));
         }
         if each.len() != count {
-            return Err(PyValueError::new_err("tensors and devices differ in number"));
+            return Err(PyValueError::new_err("the numbers of tensors and devices differ"));
         }
         Devices::on(py, known, each)
     }
@@ -220,7 +221,7 @@ impl Framework {
         let given: Vec<(Bound<'_, PyAny>, Bound<'_, PyAny>)> = given.extract(py)?;
         if given.len() != blocks.len() {
             return Err(PyValueError::new_err(
-                "the framework allocates another number of tensors",
+                "the framework returned the wrong number of tensors",
             ));
         }
         let block = |((tensor, capsule), fresh)| self.block(tensor, &capsule, fresh);
@@ -244,7 +245,7 @@ impl Framework {
         let address = Shown::by(capsule, address).flatten();
         let address = address.ok_or_else(|| {
             PyBufferError::new_err(format!(
-                "expected {} bytes of GPU {} of the framework",
+                "expected {} bytes of GPU {} from the framework",
                 fresh.nbytes, self.ordinal
             ))
         })?;
@@ -252,22 +253,22 @@ impl Framework {
             tensor: Some(tensor.unbind()),
             is_own: fresh.tensor.is_some(),
         };
-        // SAFETY: asks for memory that is allocated on the device until the owner is dropped, and that no other code uses: the
-        // tensor was just made, and only the owner has it.
+        // SAFETY: requires memory that stays allocated on the device until the owner is dropped, and that no other code
+        // uses: the tensor is new, and only the owner refers to it.
         Ok(unsafe { DeviceRegion::new(self.ordinal, address, fresh.nbytes, Arc::new(owner)) })
     }
 }
 
-/// A tensor of a framework that keeps memory of a device.
+/// A tensor of a framework that keeps device memory alive.
 struct FrameworkTensor {
     tensor: Option<Py<PyAny>>,
-    /// Whether it is the tensor that is read, and not memory of several tensors.
+    /// Whether the tensor is returned to the caller, rather than memory that several tensors share.
     is_own: bool,
 }
 
 impl Drop for FrameworkTensor {
-    /// Drop the tensor at once, on the thread that drops the last reference: a reference that waits for the next call would keep
-    /// memory of the device.
+    /// Drop the tensor at once, on the thread that drops the last reference. A deferred drop would keep device memory
+    /// allocated.
     fn drop(&mut self) {
         let mut tensor = self.tensor.take();
         Python::try_attach(|_| drop(tensor.take()));

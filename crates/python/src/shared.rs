@@ -1,4 +1,4 @@
-//! Tensors that share bytes, and would be two after loading.
+//! Detects tensors that share memory, which would have separate memory after loading.
 
 use ingot_format::Quoted;
 use ingot_io::binding::{Footprint, crowds, overlapping};
@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use crate::errors::about_tensor;
 use crate::tensor::Imported;
 
-/// Names that a message lists; a whole model may share one buffer.
+/// The most names in a message, since all tensors of a model may share one buffer.
 const MAX_NAMED: usize = 5;
 
-/// Fails when two tensors share bytes: the file would hold them twice, and whoever loads it would get two tensors
-/// that no longer change together.
+/// Raise if two tensors share memory. The file would contain the bytes twice, and after loading a change of one tensor
+/// would not change the other.
 pub(crate) fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyResult<()> {
     let (names, footprints): (Vec<&str>, Vec<Footprint>) = tensors
         .iter()
@@ -24,7 +24,7 @@ pub(crate) fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyR
         .into_iter()
         .find(|crowd| crowd.contains(&one))
         .filter(|crowd| crowd.iter().all(|&number| footprints[number].is_one_run()));
-    // Of views with holes, some may lie in the holes of others.
+    // Views with gaps may not overlap even if their extents do.
     let mut group = crowd.unwrap_or_else(|| vec![one, other]);
     group.sort_unstable_by_key(|&number| {
         let extent = footprints[number].extent();
@@ -34,7 +34,7 @@ pub(crate) fn refuse_shared(py: Python<'_>, tensors: &[(&str, Imported)]) -> PyR
     Err(shares(py, &group))
 }
 
-/// The error for these tensors.
+/// Return the error for these tensors.
 fn shares(py: Python<'_>, group: &[&str]) -> PyErr {
     let mut names: Vec<String> = group
         .iter()

@@ -1,4 +1,4 @@
-//! What a path leads to.
+//! The destination of a path, after following its symbolic links.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,35 +11,35 @@ use crate::error::{EditError, Step, Stop, step};
 use crate::options::SaveOptions;
 use crate::watch::{Unwatched, Watch};
 
-/// What a path leads to, every symlink followed.
+/// The result of resolving a path.
 #[allow(dead_code, reason = "not every system has files without a name")]
 pub(crate) enum Resolved {
-    /// A name in a directory. A regular file has it, or nothing.
+    /// A name in a directory, for a regular file that exists or will be created.
     Entry(DirectoryEntry),
-    /// A regular file that has no name that could be given to another: what a link of /proc points to.
+    /// A regular file without a name in a directory, such as the target of a link in /proc.
     Nameless(File),
-    /// Something that takes bytes in order: a pipe, a terminal, another device.
+    /// A file that is written sequentially: a pipe, a terminal or another device.
     Stream(File),
 }
 
-/// A name in a directory, for a regular file. The directory stays the same one when it is renamed, or when the
-/// program changes its working directory.
+/// A name in a directory, for a regular file. The directory is held open, so it stays the same one if it is renamed or
+/// if the program changes its working directory.
 pub(crate) struct DirectoryEntry {
     pub(crate) directory: Directory,
     pub(crate) name: OsString,
-    /// `None` when nothing has the name.
+    /// `None` if no file has the name.
     pub(crate) existing: Option<Facts>,
-    /// The existing file, if the name is a link to it that a save replaces.
+    /// The blob to which the name is a link, if there is one. A save replaces the link.
     pub(crate) blob: Option<Blob>,
 }
 
 /// A file of a content-addressed store, such as the cache of the Hugging Face Hub: snapshots link to it, and its name is
 /// the digest of its contents. Saves never write to it.
 pub(crate) struct Blob {
-    /// The directory and the name of the file; of the link to it, while a path is followed.
+    /// The directory and the name of the blob. While a path is resolved, those of the link to it.
     pub(super) directory: Directory,
     pub(super) name: OsString,
-    /// Its name in the store, which may be a link to another file.
+    /// The name in the store, which is a digest. It may be a link to the blob.
     pub(super) digest: OsString,
 }
 
@@ -54,8 +54,8 @@ pub(crate) fn is_digest(name: &OsStr) -> bool {
     matches!(name.len(), 40 | 64) && name.iter().all(u8::is_ascii_hexdigit)
 }
 
-/// A path that is followed along symbolic links one by one, because a new file has to be made in the last directory on the
-/// way. A link to a blob is not followed: the new file gets its name.
+/// The resolution of a path, one symbolic link after the other, because a new file is created in the last directory on
+/// the way. A link to a blob is not followed: the new file replaces the link.
 #[derive(Default)]
 pub(super) struct Walk {
     /// The last link.
@@ -64,14 +64,15 @@ pub(super) struct Walk {
     blob: Option<Blob>,
 }
 
-/// What has the name that a walk comes to.
+/// The entry that a step of the resolution finds.
 pub(super) enum Entered<'w> {
     End(DirectoryEntry),
     Link(&'w (Directory, OsString)),
 }
 
 impl Walk {
-    /// Go to `name` in `directory`. `is_blob` if the name is a digest and the directory has the blobs of a store.
+    /// Go to `name` in `directory`. `is_blob` means that the name is a digest and the directory contains the blobs of a
+    /// store.
     pub(super) fn enter(
         &mut self,
         directory: Directory,
@@ -98,7 +99,7 @@ impl Walk {
         }
     }
 
-    /// The entry `name`, or the link to it if it is a blob, which gets a file of its own.
+    /// Return the entry `name`. If it is a blob, return the link to it, which a save replaces.
     fn entry(
         &mut self,
         mut directory: Directory,
@@ -119,7 +120,7 @@ impl Walk {
 }
 
 impl DirectoryEntry {
-    /// The directory and the name of the existing file.
+    /// Return the directory and the name of the existing file.
     fn current(&self) -> (&Directory, &OsStr) {
         match &self.blob {
             Some(blob) => (&blob.directory, &blob.name),
@@ -127,20 +128,20 @@ impl DirectoryEntry {
         }
     }
 
-    /// The attributes of the existing file.
+    /// Return the attributes of the existing file.
     fn attributes(&self) -> io::Result<Option<Attributes>> {
         let (directory, name) = self.current();
         let of = |facts| Attributes::of(directory, name, facts);
         self.existing.as_ref().map(of).transpose()
     }
 
-    /// Whether the existing file is read under other names too, so that an edit makes a new file.
+    /// Return whether the existing file has other names too, so that an edit must create a new file.
     fn is_shared(&self) -> bool {
         self.blob.is_some() || self.existing.is_some_and(|facts| facts.names > 1)
     }
 
-    /// Whether the existing file, if there is one, may be replaced. Renaming over it needs no right to write to it,
-    /// so this has to be asked.
+    /// Check that the existing file, if there is one, may be replaced. A rename succeeds even if the file is read-only,
+    /// so this has to be checked explicitly.
     pub(crate) fn check(&self, options: &SaveOptions) -> Result<(), Stop> {
         if self.existing.is_none() {
             return Ok(());
@@ -155,7 +156,7 @@ impl DirectoryEntry {
         directory.check_writable(name).step(step::READ_ONLY)
     }
 
-    /// Open the file for writing in place, or make it. Return whether it was made.
+    /// Open the file for writing in place, or create it. Return whether it was created.
     pub(crate) fn open(&self) -> io::Result<(File, bool)> {
         let open = |opening| self.directory.file(&self.name, opening);
         loop {
@@ -172,12 +173,12 @@ impl DirectoryEntry {
         }
     }
 
-    /// Takes the name away again from a file that was made and could not be filled.
+    /// Remove a file that was created and could not be filled.
     pub(crate) fn remove(&self) {
         let _ = self.directory.remove(&self.name);
     }
 
-    /// Return the attributes for the new file, and its readers until it has them.
+    /// Return the attributes for the new file, and the permissions that it has until they are set.
     pub(crate) fn inherited(&self) -> io::Result<(Option<Attributes>, Birth)> {
         let mut attributes = self.attributes()?;
         if attributes.is_none()
@@ -194,8 +195,8 @@ impl DirectoryEntry {
     }
 }
 
-/// The name that a file of a checkpoint gets when all files of the checkpoint are complete. Until then the file is called
-/// `.ingot-01234567.{name}`; `None` for any other name.
+/// Return the final name of a temporary file of a checkpoint, whose name is `.ingot-01234567.{name}` until all files of
+/// the checkpoint are complete. `None` for any other name.
 fn final_name(name: &OsStr) -> Option<&OsStr> {
     let rest = name.to_str()?.strip_prefix(".ingot-")?;
     let (digits, name) = rest.split_at_checked(8)?;
@@ -205,10 +206,9 @@ fn final_name(name: &OsStr) -> Option<&OsStr> {
         .flatten()
 }
 
-/// Return whether other names lead to the file at `path` too. `named` describes the regular file or the link that has this
-/// name.
+/// Return whether the file at `path` has other names too. `named` describes the regular file or the link at `path`.
 pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
-    // Only links and names that are digests lead to blobs. Resolving a path takes four system calls.
+    // Only links, and files whose names are digests, can be blobs. Resolving a path takes four system calls.
     let may_be_blob = named.kind == Kind::Link || path.file_name().is_some_and(is_digest);
     if !may_be_blob {
         return Ok(named.names > 1);
@@ -217,7 +217,7 @@ pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result
     Ok(matches!(resolved, Resolved::Entry(entry) if entry.is_shared()))
 }
 
-/// The digest of its contents that a file has as its name: a SHA-256, or Git's SHA-1, if `path` leads to a blob of a
+/// Return the digest in the name of the file at `path`, a SHA-256 or Git's SHA-1, if the file is a blob of a
 /// content-addressed store, such as the cache of the Hugging Face Hub.
 #[must_use]
 pub fn blob_digest(path: &Path) -> Option<String> {

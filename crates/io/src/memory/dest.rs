@@ -1,4 +1,4 @@
-//! Memory by address that is filled with bytes of a file: contiguous or strided.
+//! A destination of reads in memory: contiguous or strided.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -9,52 +9,53 @@ use std::sync::Arc;
 use super::footprint::{Dim, Footprint, folded, offset};
 use super::pages::populate;
 
-/// The elements of a tensor in memory that stays writable for `'a`, or some of them that follow each other. They are
-/// counted in bytes and in C order, even if they have another order in memory. Only the holder fills them.
+/// The elements of a tensor in memory that stays writable for `'a`, or a contiguous part of them. Positions are counted
+/// in bytes in C order, even if the memory has another order. Only the owner of the `Dest` writes to it.
 ///
-/// The memory may be a framework's, and any thread of the program may read it meanwhile, so a `Dest` is no `&mut [u8]` and
-/// lends none that lasts.
+/// The memory may belong to a framework, and any thread of the program may read it during a write. So a `Dest` is not a
+/// `&mut [u8]`, and lends one only for the duration of a call.
 pub struct Dest<'a> {
-    /// The first byte; of strided memory the first element of the whole tensor.
+    /// The first byte. In strided memory, the first element of the whole tensor.
     start: NonNull<u8>,
     len: usize,
-    /// Whether the system has yet to find pages for it. Strided memory is the caller's, which was touched.
+    /// Whether the system has not yet allocated pages for the memory. Strided memory belongs to the caller, so its
+    /// pages exist.
     is_untouched: bool,
-    /// `None` if the bytes are contiguous. Boxed, since nearly all of many destinations are.
+    /// `None` if the bytes are contiguous. Boxed to keep `Dest` small, since nearly all destinations are contiguous.
     strided: Option<Box<StridedPart>>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
-/// Where the bytes of strided memory are.
+/// The positions of a destination's bytes in strided memory.
 #[derive(Clone)]
 struct StridedPart {
-    /// Over blocks, outermost first.
+    /// The loops over the blocks, outermost first.
     dims: Arc<[Dim]>,
-    /// Contiguous bytes.
+    /// The size of a block of contiguous bytes.
     block: usize,
     /// The first byte of the destination, counted in C order from the first byte of the tensor.
     begin: usize,
 }
 
 impl<'a> Dest<'a> {
-    /// `len` contiguous bytes from `start` on. `None` if `start` is null, unless `len` is 0.
+    /// Create a destination of `len` contiguous bytes at `start`. `None` if `start` is null and `len` is not 0.
     ///
     /// # Safety
-    /// As for [`Dest::strided`], of all bytes.
+    /// As for [`Dest::strided`], for all bytes.
     #[must_use]
     pub unsafe fn new(start: *mut u8, len: usize) -> Option<Dest<'a>> {
         let start = NonNull::new(start);
         (start.is_some() || len == 0).then(|| Dest::contiguous(start.unwrap_or(NonNull::dangling()), len))
     }
 
-    /// Elements of `itemsize` bytes from `start` on. `strides` are in bytes. `None` if `start` is null and there are elements,
-    /// and if two elements share memory, or may: each dimension has to fit between the places of another, as in any slice,
-    /// transposition or view.
+    /// Create a destination of elements of `itemsize` bytes, the first at `start`. `strides` are in bytes. `None` if
+    /// `start` is null and there are elements, or if the strides do not prove that elements do not overlap: each
+    /// dimension must fit into one step of the next larger one, as in slices, transpositions and views.
     ///
     /// # Safety
-    /// - If the shape has elements and `start` is not null, each of them is initialised memory, mapped for reading and writing
-    ///   for all of `'a`, of one allocation that is no larger than `isize::MAX`.
-    /// - No other code writes to them for `'a`. Readers get some of the old bytes and some of the new meanwhile.
+    /// - If the shape has elements and `start` is not null, all of them are initialised memory, mapped for reading and
+    /// writing during `'a`, in one allocation that is no larger than `isize::MAX`.
+    /// - No other code writes to them during `'a`. Concurrent readers see a mixture of old and new bytes.
     #[must_use]
     pub unsafe fn strided(
         start: *mut u8,
@@ -91,7 +92,7 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// Elements in `memory`, in which all of them have to be.
+    /// Create a destination of elements in `memory`, which must contain all of them.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn over(
         memory: &'a mut [u8],
@@ -105,14 +106,14 @@ impl<'a> Dest<'a> {
             .map(|(&count, &stride)| count.saturating_sub(1) * usize::try_from(stride).unwrap_or(usize::MAX));
         assert!(
             reach.sum::<usize>() + itemsize <= memory.len(),
-            "they have to be in it"
+            "the elements must be in the memory"
         );
-        // SAFETY: `strided` asks for elements in one allocation that no other code writes to: the line above has checked that
-        // they are in `memory`, which is borrowed mutably.
+        // SAFETY: `strided` requires elements in one allocation that no other code writes to: the line above has
+        // checked that they are in `memory`, which is borrowed mutably.
         unsafe { Dest::strided(memory.as_mut_ptr(), itemsize, shape, strides) }
     }
 
-    /// Fresh memory of the system, which is faster to fill if its pages are requested at once.
+    /// Create a destination in fresh memory, which is faster to fill if its pages are requested at once.
     pub(crate) fn untouched(bytes: &'a mut [u8]) -> Dest<'a> {
         Dest {
             is_untouched: true,
@@ -120,22 +121,22 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// The size in bytes.
+    /// Return the size in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the bytes are contiguous in memory.
+    /// Return whether the bytes are contiguous in memory.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.strided.is_none()
     }
 
-    /// The address of the first byte of contiguous memory.
+    /// Return the address of the first byte of contiguous memory.
     pub(crate) fn addr(&self) -> usize {
         self.start.addr().get()
     }
 
-    /// The first `at` bytes, or all if there are no more, and the rest.
+    /// Split after `at` bytes, or at the end if there are fewer.
     pub(crate) fn split_at(self, at: usize) -> (Dest<'a>, Dest<'a>) {
         let at = at.min(self.len);
         let is_untouched = self.is_untouched;
@@ -154,26 +155,26 @@ impl<'a> Dest<'a> {
                 part(self.start, self.len - at, Some(rest)),
             );
         }
-        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`: `at` is at most
-        // `self.len`, and the constructors were promised so many bytes in one region, since they are contiguous. Tried:
-        // without the `min` above, `a_dest_is_cut_where_it_ends` fails.
+        // SAFETY: `add` requires an offset within the same allocation that does not exceed `isize::MAX`: `at` is at
+        // most `self.len`, and the caller of the constructor guarantees `self.len` contiguous bytes in one allocation.
+        // Without the `min` above, `a_dest_is_cut_where_it_ends` fails.
         let middle = unsafe { self.start.add(at) };
         (part(self.start, at, None), part(middle, self.len - at, None))
     }
 
-    /// Have the system find pages for the memory, if it is fresh.
+    /// Request pages for the memory from the system if it is fresh.
     pub(crate) fn populate(&mut self) {
         if self.is_untouched {
-            // SAFETY: asks for `len` bytes from `start` on that may be written, are zero, and that no other code uses: `new`
-            // was promised the first and the last, and `is_untouched` means that no code has written to them since the
-            // system mapped them.
+            // SAFETY: requires `len` bytes from `start` on that are writable, zero, and not used by other code. The
+            // caller of the constructor guarantees the first and the last of these, and `is_untouched` means that no
+            // code has written to them since the system mapped them.
             unsafe { populate(self.start.as_ptr(), self.len) };
             self.is_untouched = false;
         }
     }
 
-    /// Call `write` with contiguous bytes, to be filled. `write` hands them to the operating system, or copies into them, and
-    /// keeps nothing.
+    /// Call `write` with the contiguous bytes to fill. `write` passes them to the operating system or copies into them,
+    /// and keeps no reference.
     ///
     /// # Panics
     /// The memory is strided.
@@ -181,7 +182,7 @@ impl<'a> Dest<'a> {
         write(self.lent())
     }
 
-    /// Call `write` with the bytes of all of them, in their order, to be filled as by [`Dest::fill`].
+    /// Call `write` with the bytes of all destinations, in order, to fill them as in [`Dest::fill`].
     pub(crate) fn fill_all<R>(dests: &mut [Dest<'_>], write: impl FnOnce(Vec<&mut [u8]>) -> R) -> R {
         write(dests.iter_mut().map(Dest::lent).collect())
     }
@@ -189,17 +190,19 @@ impl<'a> Dest<'a> {
     fn lent(&mut self) -> &mut [u8] {
         assert!(self.is_contiguous(), "callers copy into strided memory");
         self.is_untouched = false;
-        // SAFETY: `from_raw_parts_mut` asks for
+        // SAFETY: `from_raw_parts_mut` requires
         // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
-        // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: the constructors
-        //   were promised all of this for `'a`, which outlives the slice because `self` has it, and the bytes are contiguous;
-        // - no other access to them while the slice lives. The constructors were promised that no other code writes, `self`
-        //   is borrowed mutably, and no two destinations share a byte (`split_at`). That no thread reads them meanwhile
-        //   cannot be proven where Python code holds the same memory; the consequence is the one in their contract.
+        // - `self.len` initialised bytes, readable and writable, in one allocation, at most `isize::MAX`: the caller of
+        // the constructor guarantees all of this for `'a`, which outlives the slice because `self` has it, and the
+        // bytes are contiguous;
+        // - no other access to them while the slice lives. The caller of the constructor guarantees that no other code
+        // writes, `self` is borrowed mutably, and no two destinations share a byte (`split_at`). If Python code holds
+        // the same memory, another thread may read it during the write; the contract of the constructor states the
+        // consequence.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// Write `bytes` to the elements, as many as there are.
+    /// Write the first bytes of `bytes` to all elements.
     pub(crate) fn copy_from(&mut self, bytes: &[u8]) {
         let mut rest = &bytes[..bytes.len().min(self.len)];
         let Some(StridedPart { dims, block, begin }) = self.strided.as_deref() else {
@@ -214,7 +217,8 @@ impl<'a> Dest<'a> {
                 .as_ptr()
                 .wrapping_offset(offset(dims, number))
                 .wrapping_add(inside);
-            // To the end of the innermost dimension, or of its first block if a part of that is filled already.
+            // To the end of the innermost dimension, or to the end of the current block if a part of it has been
+            // filled.
             let blocks = if inside == 0 {
                 last.count - number % last.count
             } else {
@@ -222,12 +226,13 @@ impl<'a> Dest<'a> {
             };
             let (row, later) = rest.split_at(rest.len().min(blocks * block - inside));
             for now in row.chunks(*block) {
-                // SAFETY: `copy_nonoverlapping` asks for
+                // SAFETY: `copy_nonoverlapping` requires
                 // - `now.len()` readable bytes: `now` is a slice;
-                // - as many writable bytes at `place`: it is `inside` a block, and `now` ends where the block does, or
-                //   before. Each block is a number of elements, for which `strided` was promised this;
-                // - no overlap: `now` is borrowed, and `strided` was promised that no other code writes to the elements. Two
-                //   parts of one tensor never share any: `split_at` parts them, and `are_apart` their memory.
+                // - as many writable bytes at `place`: `place` is `inside` a block, and `now` does not extend past the
+                // block. Each block is a number of elements, for which the caller of `strided` guarantees this;
+                // - no overlap: `now` is borrowed, and the caller of `strided` guarantees that no other code writes to
+                // the elements. Two parts of one tensor never overlap: `split_at` divides the bytes, and `are_apart`
+                // has checked that blocks do not overlap.
                 unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), place, now.len()) };
                 place = place.wrapping_offset(last.stride);
             }
@@ -236,7 +241,7 @@ impl<'a> Dest<'a> {
         }
     }
 
-    /// The memory that the elements take, of a destination that has not been split.
+    /// Return the memory of the elements. The destination must not have been split.
     pub(crate) fn footprint(&self) -> Footprint {
         let (dims, run) = match self.strided.as_deref() {
             Some(part) => (&*part.dims, part.block),
@@ -246,8 +251,8 @@ impl<'a> Dest<'a> {
     }
 }
 
-/// Return whether the strides prove that no two blocks share memory: ordered by stride, each dimension steps over the whole
-/// extent of the dimensions inside it.
+/// Return whether the strides prove that blocks do not overlap: in order of stride, each dimension steps over the whole
+/// extent of the smaller dimensions.
 fn are_apart(dims: &[Dim], block: usize) -> bool {
     let mut inside = block;
     let mut by_stride: Vec<&Dim> = dims.iter().collect();
@@ -277,9 +282,9 @@ impl fmt::Debug for Dest<'_> {
 }
 
 // SAFETY: a `Dest` is the only way to write to its memory, as a `&mut [u8]` is, and the memory is writable from every
-// thread: the constructors were promised both.
+// thread: the caller of the constructor guarantees both.
 unsafe impl Send for Dest<'_> {}
-// SAFETY: a shared `Dest` lends nothing but numbers.
+// SAFETY: a shared `Dest` gives access to numbers only, not to the memory.
 unsafe impl Sync for Dest<'_> {}
 
 #[cfg(test)]
@@ -311,11 +316,11 @@ mod tests {
         let mut dest = unsafe { Dest::new(std::ptr::null_mut(), 0) }.unwrap();
         assert!(dest.len() == 0);
         dest.fill(|bytes| assert!(bytes.is_empty()));
-        // SAFETY: and with any other.
+        // SAFETY: `new` accepts null with any other length, and returns `None`.
         assert!(unsafe { Dest::new(std::ptr::null_mut(), 1) }.is_none());
     }
 
-    /// A shape, and how its dimensions are ordered, stretched and turned round in memory.
+    /// A shape, and how its dimensions are ordered, stretched and reversed in memory.
     fn layouts() -> impl Strategy<Value = (Vec<usize>, Vec<isize>, usize)> {
         let dims = prop::collection::vec((1_usize..5, 1_usize..3, any::<bool>()), 0..4);
         (dims, any::<prop::sample::Index>(), 1_usize..5).prop_map(|(dims, turn, itemsize)| {
@@ -336,7 +341,7 @@ mod tests {
         })
     }
 
-    /// The obvious way: one element after another.
+    /// The naive way: one element after another.
     fn naive_fill(
         memory: &mut [u8],
         origin: usize,
@@ -373,7 +378,8 @@ mod tests {
             let (mut memory, mut naive) = (vec![0; size], vec![0; size]);
             naive_fill(&mut naive, origin, itemsize, &shape, &strides, &bytes);
             let start = memory.as_mut_ptr().wrapping_add(origin);
-            // SAFETY: `strided` asks for elements in one allocation that no other code writes to: `size` was made for them.
+            // SAFETY: `strided` requires elements in one allocation that no other code writes to: `size` is the size of
+            // all elements.
             let whole = unsafe { Dest::strided(start, itemsize, &shape, &strides) }.unwrap();
             prop_assert_eq!(whole.len(), nbytes);
             let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(nbytes + 1)).collect();

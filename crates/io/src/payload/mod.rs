@@ -1,5 +1,4 @@
-//! What a tensor's part of a file is made from. Saves, edits and writers take it; nothing here writes a file that has a
-//! name.
+//! The sources of a tensor's bytes in a file that is written. Saves, edits and writers use them.
 
 mod file;
 mod scattered;
@@ -20,7 +19,7 @@ pub use file::FileRange;
 pub(crate) use file::shares_blocks;
 pub(crate) use scattered::Scattered;
 
-/// The bytes of one tensor, on their way to a file.
+/// The bytes of one tensor that are written to a file.
 ///
 /// `Payload::from` takes a `&[u8]`; [`Produce`] makes the bytes piece by piece, when they are written.
 ///
@@ -39,31 +38,31 @@ pub(crate) use scattered::Scattered;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Payload<'a> {
-    /// Memory. If it is not contiguous, it is packed piece by piece while it is written.
+    /// Memory. If it is not contiguous, it is packed piece by piece during the save.
     #[doc(hidden)]
     Bytes(Bytes<'a>),
-    /// A range of another file. The system copies it, or shares its blocks, if it can.
+    /// A range of another file. The system copies it, or shares its blocks if the file system supports that.
     #[doc(hidden)]
     File(FileRange<'a>),
-    /// Bytes of an archive that is no local file, such as one behind a URL. Any thread may read them, and waits for them.
+    /// Bytes of an archive that is not a local file, such as one behind a URL. Any thread may read them; reads block.
     #[doc(hidden)]
     Section {
         archive: &'a Archive,
         position: u64,
         nbytes: u64,
     },
-    /// Elements at several places of another payload.
+    /// Elements from several positions of another payload.
     #[doc(hidden)]
     Gathered(&'a dyn Gather),
-    /// Memory of a device that ingot copies from.
+    /// Device memory, which ingot copies to the host.
     #[doc(hidden)]
     Device(&'a DeviceBytes),
-    /// Bytes that are produced piece by piece while they are written.
+    /// Bytes that are produced piece by piece during the save.
     Produced(&'a dyn Produce),
 }
 
 impl Payload<'_> {
-    /// The size in bytes.
+    /// Return the size in bytes.
     #[must_use]
     pub fn nbytes(&self) -> u64 {
         match self {
@@ -79,7 +78,7 @@ impl Payload<'_> {
     /// Fill all of `into` with the bytes from `begin` on. A read that waits for a network fails soon after `stop` is set.
     ///
     /// # Errors
-    /// There are fewer bytes, or the file or the producer fails.
+    /// The payload has fewer bytes, or the file or the producer fails.
     #[doc(hidden)]
     pub fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
         let at = || to_usize(begin).ok_or(io::ErrorKind::InvalidInput);
@@ -99,7 +98,7 @@ impl Payload<'_> {
         Ok(())
     }
 
-    /// Return whether reading waits for something other than this machine.
+    /// Return whether reading waits for a network.
     pub(crate) fn waits(&self) -> bool {
         match self {
             Payload::Section { nbytes, .. } => *nbytes > 0,
@@ -108,10 +107,11 @@ impl Payload<'_> {
         }
     }
 
-    /// As [`Payload::read`], for the thread that made the call: it asks `watch` while another one waits for bytes.
+    /// As [`Payload::read`], for the thread of the caller: it polls `watch` while another thread waits for the bytes.
     ///
     /// # Errors
-    /// As [`Payload::read`]; [`Error::Interrupted`] within, which [`Stop`](crate::error::Stop) finds again.
+    /// As [`Payload::read`]; an I/O error that contains [`Error::Interrupted`], which [`Stop`](crate::error::Stop)
+    /// extracts.
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
         // A payload that does not wait is read here, since a producer runs on this thread.
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
@@ -128,10 +128,11 @@ fn copied_out(bytes: &DeviceBytes, begin: usize, into: &mut [u8], stop: StopFlag
     })
 }
 
-/// Check that `payloads` match `header`: one for each tensor, in the order of the data and of its size.
+/// Check that `payloads` match `header`: one for each tensor, in data order and with the tensor's size.
 ///
 /// # Errors
-/// [`FormatError::WrongLength`] for the first tensor that differs, [`FormatError::TrailingBytes`] if payloads are left.
+/// [`FormatError::WrongLength`] for the first tensor that differs, [`FormatError::TrailingBytes`] if there are more
+/// payloads than tensors.
 pub(crate) fn prove_sizes(header: &Header, payloads: &[Payload<'_>]) -> Result<(), FormatError> {
     let mut sizes = payloads.iter().map(Payload::nbytes);
     for entry in header.entries() {
@@ -184,10 +185,10 @@ impl Archive {
 
 /// Assembles the bytes of a tensor from another payload, on any thread.
 pub trait Gather: Debug + Sync {
-    /// The size in bytes.
+    /// Return the size in bytes.
     fn nbytes(&self) -> u64;
 
-    /// Return whether reading waits for something other than this machine.
+    /// Return whether reading waits for a network.
     fn waits(&self) -> bool;
 
     /// Fill `into` with the bytes from `begin` on.
@@ -226,10 +227,10 @@ pub trait Gather: Debug + Sync {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Produce: Debug + Sync {
-    /// The size in bytes.
+    /// Return the size in bytes.
     fn nbytes(&self) -> u64;
 
-    /// Fill `into` with the bytes from `begin` on. Called for one piece after another, on the thread that called save.
+    /// Fill `into` with the bytes from `begin` on. Called for consecutive pieces, on the thread that called save.
     ///
     /// # Errors
     /// Any error ends the save and becomes its error.

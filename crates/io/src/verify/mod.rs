@@ -46,18 +46,18 @@ pub use hash::{hash, hash_range, read_runs};
 pub struct Report {
     /// The algorithm of the tensors' digests; `None` if the file keeps none.
     pub algorithm: Option<Algorithm>,
-    /// How many tensors were compared with their digest.
+    /// The number of tensors that were compared with their digest.
     pub checked: usize,
-    /// Tensors whose bytes are not those that were written, in the order of the file.
+    /// Tensors whose bytes differ from their digest, in the order of the file.
     pub bad: Vec<Mismatch>,
     /// Tensors without a digest, in the order of the file.
     pub unchecked: Vec<String>,
-    /// Names that have a digest and no tensor, sorted.
+    /// Names that have a digest but no tensor, sorted.
     pub missing: Vec<String>,
-    /// The data section against ModelSpec's hash; `None` if the file has none.
+    /// The comparison of the data section with ModelSpec's hash; `None` if the file has no such hash.
     pub model_spec: Option<Compared>,
-    /// The whole file against what the caller expects, or against the digest in its name if it is a blob of the
-    /// Hugging Face cache. `None` if there is neither.
+    /// The comparison of the whole file with the digest that the caller expects or, if the file is a blob of the
+    /// Hugging Face cache, with the digest in its name. `None` if there is no such digest.
     pub file: Option<Compared>,
 }
 
@@ -78,7 +78,7 @@ pub struct Report {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Its name.
+    /// The name of the tensor.
     pub tensor: String,
     /// The recorded digest.
     pub expected: Digest,
@@ -110,7 +110,7 @@ pub struct Compared {
 }
 
 impl Compared {
-    /// Whether they are the same. Upper case and `0x` before the digits do not matter.
+    /// Returns whether they are the same. Upper case and a leading `0x` are ignored.
     #[must_use]
     pub fn is_same(&self) -> bool {
         sha256_from(&self.expected) == Some(self.found)
@@ -118,8 +118,8 @@ impl Compared {
 }
 
 impl Report {
-    /// Whether every byte of every tensor is vouched for, and nothing that was compared differs: each tensor has its
-    /// digest, or the data section or the file has one.
+    /// Returns whether all bytes of all tensors were compared with a digest, of the tensor, of the data section or of
+    /// the file, and all digests match.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         let of_all = [&self.model_spec, &self.file];
@@ -131,16 +131,16 @@ impl Report {
     }
 }
 
-/// The SHA-256 that `text` spells, with or without `0x`.
+/// Returns the SHA-256 in `text`, with or without `0x`.
 pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
     Digest::from_hex(Algorithm::Sha256, text.strip_prefix("0x").unwrap_or(text))
 }
 
-/// Reads the file at `path` and compares its bytes with the digests in its metadata, and with `sha256`, the digest of
-/// the whole file, where the caller knows one.
+/// Reads the file at `path` and compares its bytes with the digests in its metadata and with `sha256`, the digest of
+/// the whole file, if the caller knows it.
 ///
-/// The digests guard against bytes that changed by accident. Whoever changes a file on purpose can change its digests
-/// too; `sha256`, from elsewhere, guards against that as well.
+/// The digests detect accidental changes. An attacker who changes a file can change its digests too; `sha256` from a
+/// trusted source detects that as well.
 ///
 /// ```
 /// use ingot_io::{Algorithm, Dtype, TensorView, Unwatched, hash, serialize_to_file, verify};
@@ -157,26 +157,27 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checksums`] if the record of digests is broken or has an unknown algorithm; errors of [`hash()`]. Digests that
-/// differ are no error: the report lists them.
+/// [`Error::Checksums`] if the record of digests is broken or has an unknown algorithm; errors of [`hash()`]. A digest
+/// that differs is not an error: the report lists it.
 pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
-    // Never through a mapping, so that a file that is shortened meanwhile is an error and not the end of the process.
+    // Never mapped: if another process shortens the file now, reading it returns an error instead of ending the
+    // process.
     let options = OpenOptions {
         backend: Backend::Pread,
         ..OpenOptions::default()
     };
     let archive = Archive::open(path, &options)?;
-    // One report for the one file.
+    // There is one report for the one file.
     of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
 }
 
 impl Checkpoint {
-    /// Compare each file with its recorded digests, as [`verify`] does. Return a report for each, in their order. All files
-    /// are compared with the index first. They should be open for reading by position, since truncating a mapped file
-    /// meanwhile ends the process.
+    /// Compare each file with its recorded digests, as [`verify`] does. Return one report per file, in order. All files
+    /// are first compared with the index. They should be open for positional reads, since truncating a mapped file
+    /// during the check ends the process.
     ///
     /// # Errors
-    /// As [`verify`]; [`Error::Checkpoint`] where files and index do not go together, and for a `sha256` of an index.
+    /// As [`verify`]; [`Error::Checkpoint`] if files and index do not match, or if `sha256` is passed for an index.
     pub fn verify(&self, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Vec<Report>, Error> {
         if sha256.is_some() {
             self.one_file()?;
@@ -185,7 +186,7 @@ impl Checkpoint {
     }
 }
 
-/// As [`verify`], of files that are open.
+/// As [`verify`], for open files.
 fn of_files(
     archives: Vec<&Archive>,
     sha256: Option<Digest>,
@@ -199,7 +200,7 @@ fn of_files(
     let headers = files.headers();
     let sizes = headers.iter().map(|header| header.file_nbytes());
     let total = sizes.fold(0, u64::saturating_add);
-    // What need not be read counts as done.
+    // Bytes that need no digest count as done.
     let before = total - nbytes(&runs);
     feed(&feeding, &runs, &After { watch, before, total }).map_err(|fault| files.explain(fault))?;
     drop(feeding);
@@ -254,7 +255,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Return the report, after everything was fed.
+    /// Return the report, once all bytes have been fed.
     fn report(self) -> Report {
         let header = self.archive.header();
         let name = |number| {
@@ -292,8 +293,8 @@ impl<'a> Check<'a> {
     }
 }
 
-/// The record in the metadata of `header` after the tensor `name` got the bytes of `payload`; `None` where there is no
-/// digest of it that could be another.
+/// Return the record for the metadata of `header` after the bytes of the tensor `name` were replaced by `payload`;
+/// `None` if the header has no digest of this tensor.
 pub(crate) fn renewed(
     header: &Header,
     name: &str,
@@ -339,27 +340,27 @@ pub(crate) fn digest_of(
     Ok(hasher.finish())
 }
 
-/// The digests that a file keeps of its tensors; none by default.
+/// The digests of tensors that a file records; none by default.
 #[derive(Default)]
 pub(crate) struct RecordedDigests {
     pub(crate) algorithm: Algorithm,
     /// Tensors with a digest, in the order of the data.
     pub(crate) covered: Vec<(usize, Digest)>,
-    /// Tensors without one.
+    /// Tensors without a digest.
     pub(crate) uncovered: Vec<usize>,
-    /// Names that are no tensor's.
+    /// Names with a digest that no tensor has.
     missing: Vec<String>,
 }
 
 impl RecordedDigests {
-    /// The record in the metadata of `header`, if there is one. `path` is for the errors.
+    /// Return the record in the metadata of `header`, if there is one. Errors name `path`.
     pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<RecordedDigests>, Error> {
         let text = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
         text.map(|text| RecordedDigests::parse(text, header, path))
             .transpose()
     }
 
-    /// Reads a record of the tensors of `header`.
+    /// Parse the record of digests of the tensors in `header`.
     pub(crate) fn parse(text: &str, header: &Header, path: Option<&Path>) -> Result<RecordedDigests, Error> {
         let fault = |reason: String| Error::Checksums {
             path: path.map(Path::to_owned),
@@ -386,7 +387,7 @@ impl RecordedDigests {
             };
             let digest = Digest::from_hex(algorithm, hex).ok_or_else(|| {
                 let (name, hex) = (ingot_format::Quoted(entry.name), ingot_format::Quoted(hex));
-                fault(format!("tensor {name}: {hex} is no digest of {algorithm}"))
+                fault(format!("tensor {name}: {hex} is not a digest of {algorithm}"))
             })?;
             record.covered.push((number, digest));
         }

@@ -24,7 +24,7 @@ const BUFFER_NBYTES: usize = 8 << 10;
 #[derive(Debug)]
 enum Transport {
     Plain(TcpStream),
-    /// TLS over another transport, which is TLS itself behind a proxy of `https:`.
+    /// TLS over another transport. Behind an `https:` proxy, that transport uses TLS too.
     Tls(Box<Tls>),
 }
 
@@ -34,7 +34,7 @@ struct Tls {
     below: Transport,
 }
 
-/// Whether to continue. Called after every wait and after every read, also of a part of a TLS record.
+/// Returns an error to stop. Called after every wait and every read, even of an incomplete TLS record.
 type Check<'c> = dyn FnMut() -> Result<()> + 'c;
 
 /// A connection to a server. The buffer keeps the bytes that were read beyond a head.

@@ -1,7 +1,7 @@
-//! The calls of the system that the standard library has no function for.
+//! Calls of the Windows API for which the standard library has no function.
 //!
-//! One of the files in which `unsafe` is allowed, because a call of the system is. Each function here makes one call, of
-//! borrowed files and of memory that it has itself, and turns its answer into a result.
+//! `unsafe` is allowed in this file because calls of the system are unsafe. Each function makes one call, passes it
+//! borrowed files and its own memory, and converts the answer to a result.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -27,7 +27,7 @@ use windows_sys::core::BOOL;
 
 use super::fault::has_number;
 
-/// What the handle of `file` is; open as long as `file` is borrowed.
+/// The handle of `file`, which is open as long as `file` is borrowed.
 fn handle(file: &File) -> HANDLE {
     file.as_raw_handle()
 }
@@ -39,12 +39,12 @@ fn checked(answer: BOOL) -> io::Result<()> {
     }
 }
 
-/// What is known of an open file.
+/// Return the attributes, size, times and identity of an open file.
 pub(super) fn information(file: &File) -> io::Result<BY_HANDLE_FILE_INFORMATION> {
     let mut information = BY_HANDLE_FILE_INFORMATION::default();
-    // SAFETY: `GetFileInformationByHandle` asks for
+    // SAFETY: `GetFileInformationByHandle` requires
     // - an open handle: `file` is borrowed until the call returns;
-    // - memory for the structure that may be written: `information` is one, and no other code has it.
+    // - writable memory for the structure: `information`, which no other code uses.
     let answer = unsafe { GetFileInformationByHandle(handle(file), &raw mut information) };
     checked(answer).map(|()| information)
 }
@@ -53,10 +53,10 @@ pub(super) fn information(file: &File) -> io::Result<BY_HANDLE_FILE_INFORMATION>
 pub(super) fn is_deleted(file: &File) -> io::Result<bool> {
     let mut standard = FILE_STANDARD_INFO::default();
     let nbytes = size_of_u32::<FILE_STANDARD_INFO>();
-    // SAFETY: `GetFileInformationByHandleEx` asks for
+    // SAFETY: `GetFileInformationByHandleEx` requires
     // - an open handle: `file` is borrowed until the call returns;
-    // - as many writable bytes as `nbytes` says, for the structure of that class: `standard` is that structure, `nbytes`
-    //   its size, and no other code has it. The system writes 0 or 1 into the field that is declared as `bool`.
+    // - `nbytes` writable bytes for the structure of that class: `standard` is that structure, `nbytes` is its size,
+    // and no other code uses it. The system writes 0 or 1 into the field that is declared as `bool`.
     let answer = unsafe {
         GetFileInformationByHandleEx(handle(file), FileStandardInfo, (&raw mut standard).cast(), nbytes)
     };
@@ -66,17 +66,17 @@ pub(super) fn is_deleted(file: &File) -> io::Result<bool> {
 /// The structures are a few bytes long.
 #[allow(
     clippy::cast_possible_truncation,
-    reason = "no structure of the system is as long as that"
+    reason = "no structure of the system is that large"
 )]
 const fn size_of_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
 fn set<T: Copy>(file: &File, class: FILE_INFO_BY_HANDLE_CLASS, what: &T) -> io::Result<()> {
-    // SAFETY: `SetFileInformationByHandle` asks for
+    // SAFETY: `SetFileInformationByHandle` requires
     // - an open handle: `file` is borrowed until the call returns;
-    // - as many readable bytes as the last argument says, of the structure of that class: `what` is borrowed until the call
-    //   returns, and both callers below pass the structure of the class.
+    // - as many readable bytes as the last argument specifies, of the structure of that class: `what` is borrowed until
+    // the call returns, and both callers below pass the structure of the class.
     let answer = unsafe {
         SetFileInformationByHandle(
             handle(file),
@@ -88,7 +88,7 @@ fn set<T: Copy>(file: &File, class: FILE_INFO_BY_HANDLE_CLASS, what: &T) -> io::
     checked(answer)
 }
 
-/// Allocate room on the disk for a file. If the file has more, it is cut.
+/// Allocate disk space for a file. A file with more allocated space is truncated.
 pub(super) fn allocate(file: &File, nbytes: i64) -> io::Result<()> {
     let room = FILE_ALLOCATION_INFO {
         AllocationSize: nbytes,
@@ -96,9 +96,9 @@ pub(super) fn allocate(file: &File, nbytes: i64) -> io::Result<()> {
     set(file, FileAllocationInfo, &room)
 }
 
-/// Sets what Windows calls attributes, such as that it is read-only.
+/// Set the attributes of a file in the sense of Windows, such as read-only.
 pub(super) fn set_attributes(file: &File, attributes: u32) -> io::Result<()> {
-    // A time of 0 stays as it is.
+    // A time of 0 leaves the file's time unchanged.
     let basic = FILE_BASIC_INFO {
         FileAttributes: attributes,
         ..FILE_BASIC_INFO::default()
@@ -106,15 +106,15 @@ pub(super) fn set_attributes(file: &File, attributes: u32) -> io::Result<()> {
     set(file, FileBasicInfo, &basic)
 }
 
-/// Has a file take no room where nothing was written to it.
+/// Mark a file as sparse: unwritten ranges take no disk space.
 pub(super) fn set_sparse(file: &File) -> io::Result<()> {
     let mut written = 0;
-    // SAFETY: `DeviceIoControl` asks for
+    // SAFETY: `DeviceIoControl` requires
     // - an open handle: `file` is borrowed until the call returns;
     // - buffers for input and output of the given lengths: there are no buffers, and both lengths are 0, as this code
     //   requires;
-    // - a number that may be written: `written`, which no other code has;
-    // - no structure for overlapped work, since the standard library opens files without that.
+    // - a writable number: `written`, which no other code uses;
+    // - no structure for overlapped I/O, since the standard library opens files without it.
     let answer = unsafe {
         DeviceIoControl(
             handle(file),
@@ -130,7 +130,7 @@ pub(super) fn set_sparse(file: &File) -> io::Result<()> {
     checked(answer)
 }
 
-/// The one byte at `position`, as the calls for locks want it.
+/// Return the structure that describes the byte at `position` in calls for locks.
 #[allow(clippy::cast_possible_truncation, reason = "the two halves of a number")]
 fn at(position: u64) -> OVERLAPPED {
     OVERLAPPED {
@@ -144,26 +144,26 @@ fn at(position: u64) -> OVERLAPPED {
     }
 }
 
-/// Locks the byte at `position`, until the file is closed or the byte unlocked.
+/// Lock the byte at `position` until the file is closed or the byte is unlocked.
 pub(super) fn lock(file: &File, position: u64, flags: LOCK_FILE_FLAGS) -> io::Result<()> {
     let mut at = at(position);
-    // SAFETY: `LockFileEx` asks for
+    // SAFETY: `LockFileEx` requires
     // - an open handle: `file` is borrowed until the call returns;
-    // - a structure with the position, which stays where it is until the lock is there: `at` does until the call returns,
-    //   and that it does then only, since the standard library opens files without overlapped work.
+    // - a structure with the position that stays in place until the file is locked: `at` lives until the call returns,
+    // and the call returns only then, since the standard library opens files without overlapped I/O.
     let answer = unsafe { LockFileEx(handle(file), flags, 0, 1, 0, &raw mut at) };
     checked(answer)
 }
 
-/// Undoes one lock of the byte at `position`.
+/// Release one lock of the byte at `position`.
 pub(super) fn unlock(file: &File, position: u64) -> io::Result<()> {
     let mut at = at(position);
-    // SAFETY: as for `LockFileEx` above, of `UnlockFileEx`.
+    // SAFETY: as for `LockFileEx` above; `UnlockFileEx` requires the same.
     let answer = unsafe { UnlockFileEx(handle(file), 0, 1, 0, &raw mut at) };
     checked(answer)
 }
 
-/// A path in the form of the system: with a null at the end, and no other.
+/// Return a path as the system expects it: in UTF-16, with one null at the end and no other null.
 fn wide(path: &Path) -> io::Result<Vec<u16>> {
     let mut wide: Vec<u16> = path.as_os_str().encode_wide().collect();
     if wide.contains(&0) {
@@ -179,25 +179,26 @@ fn wide(path: &Path) -> io::Result<Vec<u16>> {
 /// Rename the file at `from` to `to`.
 pub(super) fn rename(from: &Path, to: &Path, flags: MOVE_FILE_FLAGS) -> io::Result<()> {
     let (from, to) = (wide(from)?, wide(to)?);
-    // SAFETY: `MoveFileExW` asks for two strings that end in a null: `wide` makes such, and both live until it returns.
+    // SAFETY: `MoveFileExW` requires two strings that end in a null: `wide` returns such strings, and both live until
+    // it returns.
     let answer = unsafe { MoveFileExW(from.as_ptr(), to.as_ptr(), flags) };
     checked(answer)
 }
 
-/// Who may do what with a file, in the system's own form: words, so that its parts are aligned.
+/// The permissions of a file in the system's own form. It consists of 64-bit words so that its parts are aligned.
 #[derive(PartialEq, Eq)]
 pub(super) struct AccessList(Vec<u64>);
 
-/// The access list of an open file.
+/// Return the access list of an open file.
 pub(super) fn access_list(file: &File) -> io::Result<AccessList> {
     let mut list: Vec<u64> = Vec::new();
     loop {
         let len = u32::try_from(8 * list.len()).map_err(io::Error::other)?;
         let mut needed = 0;
-        // SAFETY: `GetKernelObjectSecurity` asks for
+        // SAFETY: `GetKernelObjectSecurity` requires
         // - an open handle: `file` is borrowed until the call returns;
-        // - `len` bytes that may be written: the bytes of `list`, which no other code has;
-        // - a number that may be written: `needed`.
+        // - `len` writable bytes: the bytes of `list`, which no other code uses;
+        // - a writable number: `needed`.
         let answer = unsafe {
             GetKernelObjectSecurity(
                 handle(file),
@@ -219,10 +220,10 @@ pub(super) fn access_list(file: &File) -> io::Result<AccessList> {
 
 /// Set the access list of a file.
 pub(super) fn set_access_list(file: &File, list: &AccessList) -> io::Result<()> {
-    // SAFETY: `SetKernelObjectSecurity` asks for
+    // SAFETY: `SetKernelObjectSecurity` requires
     // - an open handle: `file` is borrowed until the call returns;
-    // - a security descriptor: `AccessList` is made only of what `GetKernelObjectSecurity` wrote, and is not changed. The
-    //   call reads a copy of it.
+    // - a security descriptor: `AccessList` contains exactly the bytes that `GetKernelObjectSecurity` wrote. The call
+    // reads a copy of it.
     let answer = unsafe {
         SetKernelObjectSecurity(
             handle(file),
