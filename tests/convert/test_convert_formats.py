@@ -66,7 +66,7 @@ def test_convert_reads_safetensors_whose_length_spells_another_format() -> None:
         (b"<!DOCTYPE html><html>not found</html>", "HTML page"),
         (b"", "too short"),
         (b"\x1f\x8b\x08\0\0\0\0\0\0\0", "packed by gzip: unpack it first"),
-        (b"PK\3\4" + bytes(100), "a ZIP archive of nothing that is converted"),
+        (b"PK\3\4" + bytes(100), "a ZIP archive of an unknown kind"),
         (b"PAR1" + bytes(100), "a truncated Parquet file"),
         (b"hello, this is a text that says nothing", "not a file of a known format"),
     ],

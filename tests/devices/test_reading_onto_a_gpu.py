@@ -65,7 +65,7 @@ def test_handles_read_onto_the_device(gpus: Gpus, path: Path) -> None:
     with ingot.safe_open(path, "simulated", device=1) as file:
         assert file.backend == "pread"
         # The next lines depend on the memory that this process pinned before.
-        assert file.why.startswith("a GPU is read onto in parallel, from no mapping")
+        assert file.why.startswith("tensors are read onto a GPU in parallel, without a mapping")
         assert same(file["large"], TENSORS["large"])
         assert file["large"].ordinal == 1
         assert all_same(file.get_tensors(["half", "odd"]), {name: TENSORS[name] for name in ("half", "odd")})

@@ -380,7 +380,7 @@ def keeps_others(path):
 def test_writer_rejects_plans_cached_for_another_writer(four, tmp_path):
     for found in four.outcomes(keeps_others, tmp_path):
         assert isinstance(found, dcp.CheckpointException)
-        assert "torch has kept plans of another planner or writer" in str(found)
+        assert "torch has cached plans of another planner or writer" in str(found)
 
 
 def reads_a_stray_file(path):

@@ -19,10 +19,10 @@ from ingot.errors import ConversionError, HeaderError, SafetensorError
 from .limits import refused
 from .source import Contents, Options
 
-# Files of this package, recognised by their whole framing.
+# Files of this package's formats, recognised by their whole header.
 #
-# They begin with a number, the length of the header, which may spell the first bytes of any other format. So
-# they are looked for first, and the first bytes alone decide nothing.
+# They begin with the length of the header, and this number may equal the first bytes of any other format. So
+# these files are recognised first, and by more than their first bytes.
 
 
 # The longest header.
@@ -30,18 +30,20 @@ _MAX_HEADER_NBYTES = 100_000_000
 
 
 def proven(path: str) -> str:
-    """Return the format of a file whose header keeps all its rules. Else raises `HeaderError`."""
+    """Return the format of a file whose header breaks no rule of the format. Else raise `HeaderError`."""
     if path.endswith(".json"):
-        # Every function of this package reads a file of that name as an index.
-        raise HeaderError("not an index of a checkpoint, although its name is that of one", code="index-name")
+        # Every function of this package reads a file with such a name as an index.
+        reason = "the file is named like the index of a checkpoint, but is not an index"
+        raise HeaderError(reason, code="index-name")
     with closing(_native.Checkpoint.open(path, "pread")) as checkpoint:
         return checkpoint.format
 
 
 def begun(path: str, head: bytes) -> str | None:
-    """Return the format of a file of this package with a broken header, by its first bytes.
+    """Return the format of a file that has a broken header, if it starts like one of this package's formats.
 
-    No other format has so small a number there, unless it is made to: its fifth to eighth byte are zero.
+    Its first 8 bytes are the length of the header. The length is so small that bytes 5 to 8 are zero; other
+    formats have no zeros there, unless a file was crafted.
     """
     if len(head) < 8 or not 2 <= int.from_bytes(head[:8], "little") <= _MAX_HEADER_NBYTES:
         return None
@@ -51,7 +53,7 @@ def begun(path: str, head: bytes) -> str | None:
 
 
 def is_ours(path: str) -> bool:
-    """Return whether it is a file of this package, even a broken one."""
+    """Return whether the file has one of this package's formats, even if its header is broken."""
     try:
         proven(path)
     except HeaderError:
@@ -60,18 +62,18 @@ def is_ours(path: str) -> bool:
     return True
 
 
-# Names of other files that belong to a file: they stay inside its folder.
+# References from a file to other files, which must be inside its folder.
 
 
-# The name of a file with its number and the number of parts.
+# A file name with the number of the part and the number of parts.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)
 
 
 def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = False) -> str:
-    """Return the path of the file that `path` calls `location`, under `key`.
+    """Return the path of the file that the file at `path` refers to by `location` under `key`.
 
-    A link may not lead out of the folder. If the file at `path` is a link itself, others may lead to the
-    same folder: caches of downloads have the files of all models in one folder, and links to them.
+    The file may not be a link out of the folder. If `path` is a link itself, the file may be a link into the
+    folder of its target: download caches store the files of all models in one folder, and link to them.
     """
     reason = _fault(location)
     if reason:
@@ -91,15 +93,15 @@ def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = F
 
 
 def _fault(location: object) -> str | None:
-    """Return why it is not a path inside the folder, the same on every system."""
+    """Return why `location` is not a path inside the folder, the same on every system. None if it is."""
     if not isinstance(location, str):
-        return "is no text"
+        return "is not text"
     if "\0" in location or "\\" in location or ":" in location:
-        return "has a character that paths do not have"
+        return "contains a character that is not allowed"
     parts = location.split("/")
     if location.startswith(("/", "~")) or ".." in parts:
         return "leaves the folder"
-    return "is no plain path" if "" in parts or "." in parts else None
+    return "is not a plain path" if "" in parts or "." in parts else None
 
 
 class Format(NamedTuple):
@@ -109,7 +111,7 @@ class Format(NamedTuple):
     reader: str
     """The module of `ingot._convert.sources`, and the function in it."""
     suffixes: tuple[str, ...]
-    """The ends of names, for formats that have no mark of their own."""
+    """The suffixes of file names, for formats that cannot be detected by content."""
     is_folder: bool = False
     """Whether tensors may be in other files of the same folder."""
 
@@ -126,7 +128,7 @@ class Format(NamedTuple):
             yield contents
 
 
-# A format is added here, in `_BY_CONTENT` or `_FIRST_BYTES` below, and as a function.
+# To add a format, add a row here, a test in `_BY_CONTENT` or `_FIRST_BYTES` below, and the reader function.
 FORMATS = {
     "safetensors": Format("a safetensors file", "native.read", (".safetensors",)),
     "bintensors": Format("a bintensors file", "native.read", (".bt",)),
@@ -147,17 +149,17 @@ FORMATS = {
     "parquet": Format("a Parquet file", "arrow.parquet", (".parquet",)),
 }
 
-# Bytes of a file's begin and end that the marks below need.
+# The number of bytes at the start and the end of a file that the tests below need.
 _HEAD_NBYTES = 512
-# The formats of checkpoints in several files, and of the files that `load_file` reads.
+# The formats of sharded checkpoints, and the formats that `load_file` reads.
 _SHARDS = ("torch", "safetensors", "bintensors")
 _LOADED = ("safetensors", "bintensors", "sharded")
-# The very end of LevelDB's tables, which index files of TensorFlow are.
+# The last bytes of a LevelDB table, which is the format of TensorFlow's index files.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# The first bytes of other formats, which may hold HDF5 files.
+# The first bytes of other formats. Such files may contain an HDF5 signature further on.
 _MARKS = (b"PK\3\4", b"GGUF", b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"\x80", b"{")
-# The begin of a file that `torch.save` wrote before it wrote archives: a pickle of this number.
+# The first bytes of a file in the legacy format of `torch.save`: a pickle of a magic number.
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 
 
@@ -171,7 +173,7 @@ class _Start:
 
     @classmethod
     def of(cls, path: str) -> _Start:
-        """Read the begin and the end of a file."""
+        """Read the start and the end of a file."""
         with open(path, "rb") as file:
             head = file.read(_HEAD_NBYTES)
             file.seek(max(file.seek(0, os.SEEK_END) - _HEAD_NBYTES, 0))
@@ -181,12 +183,12 @@ class _Start:
         return self.head.startswith(marks)
 
     def ends(self, word: str) -> bool:
-        """Return whether the name ends as the names of a format do."""
+        """Return whether the file has a suffix of the format."""
         return self.path.lower().endswith(FORMATS[word].suffixes)
 
     @property
     def has_user_block(self) -> bool:
-        """Return whether the mark of HDF5 comes after 512 bytes, or 1024, and so on."""
+        """Return whether the HDF5 signature is at position 512, 1024, 2048 or another power of two."""
         with open(self.path, "rb") as file:
             end, position = file.seek(0, os.SEEK_END), 512
             while position < end:
@@ -198,7 +200,7 @@ class _Start:
 
     @cached_property
     def members(self) -> frozenset[str]:
-        """The names in a ZIP archive; empty for any other file."""
+        """The names of the members of a ZIP archive; empty for any other file."""
         import zipfile
 
         if not self.begins(b"PK\3\4"):
@@ -214,7 +216,7 @@ def _is_pickle(start: _Start) -> bool:
     return start.begins(b"\x80") and start.head[1:2] in (b"\2", b"\3", b"\4", b"\5")
 
 
-# Tested in this order, for files that are not this package's own.
+# Tested in this order, for files that do not have one of this package's formats.
 _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "npy": lambda start: start.begins(b"\x93NUMPY"),
     "hdf5": lambda start: start.begins(_HDF5) or (not start.begins(*_MARKS) and start.has_user_block),
@@ -225,7 +227,7 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "keras": lambda start: "config.json" in start.members,
     "torch": lambda start: (
         any(name.endswith("/data.pkl") for name in start.members)
-        # Protocols 4 and 5 have the length of a frame before it.
+        # Protocols 4 and 5 put the length of a frame before the number.
         or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
@@ -233,10 +235,10 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
     "pickle": _is_pickle,
     "sharded": lambda start: start.head.lstrip()[:1] == b"{" and b"weight_map" in start.head + start.tail,
 }
-# For files without a mark: the name decides, if the first byte allows it.
+# For formats without a signature: the suffix decides if the first byte is possible.
 _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
     "flax": lambda first: 0x80 < first < 0x90 or first in (0xDE, 0xDF),
-    # The number of the field `ir_version`.
+    # The tag of the field `ir_version`.
     "onnx": lambda first: first == 0x08,
     "sharded": lambda first: first in b"{ \t\r\n",
     # Protocols 0 and 1 begin with an opcode.
@@ -246,16 +248,16 @@ _FIRST_BYTES: dict[str, Callable[[int], bool]] = {
 
 
 def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
-    """Return the word of `FORMATS` for the file at `path`; `source`, if the caller named it.
+    """Return the key in `FORMATS` of the format of the file at `path`, or `source` if the caller passed it.
 
-    If `is_whole`, a file that is one part of a checkpoint by its name is refused.
+    If `is_whole`, raise for a file whose name marks it as one part of a checkpoint.
 
     Raises
     ------
     OSError
         The file is missing, or cannot be opened.
     ConversionError
-        The format is unknown. The message says what the file looks like.
+        The format is unknown. The message describes the file.
     """
     if source is not None:
         return one_of("source_format", source, tuple(FORMATS))
@@ -263,7 +265,7 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
         raise IsADirectoryError(f"a folder is resolved first: {path}")
     word = _by_content(path)
     part = PART.fullmatch(os.path.basename(path))
-    # A GGUF file knows its parts itself.
+    # A GGUF file lists its parts itself.
     if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:
         number, count = int(part["number"]), int(part["count"])
         reason = f"part {number} of {count} of a checkpoint: expected its index or the folder of all parts"
@@ -282,7 +284,7 @@ def _by_content(path: str) -> str:
     except HeaderError as error:
         fault = error
     start = _Start.of(path)
-    # A broken file of this package goes to its reader, whose error names the fault.
+    # A broken file of this package's formats is passed to its reader, whose error names the fault.
     if ours := begun(path, start.head):
         return ours
     for word, is_it in _BY_CONTENT.items():
@@ -294,20 +296,20 @@ def _by_content(path: str) -> str:
     raise _unknown(start, fault) from fault
 
 
-# Files that a folder may hold, the first one found: the end of a name, and the word.
+# File name suffixes in folders and their formats, in order of preference.
 _IN_FOLDERS = (
     ("saved_model.pb", "savedmodel"),
     (".bin.index.json", "sharded"),
     (".index.json", "sharded"),
 )
-# Files that trainers write beside a model. They are converted if the folder has nothing else.
+# Files that trainers write beside a model. They are converted only if the folder contains nothing else.
 _BESIDE = re.compile(
     r"(optimizer|scheduler|scaler)\.(pt|bin|safetensors)|rng_state\w*\.pth|training_args\.bin"
 )
 
 
 def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str, str]:
-    """Return the file or folder to read, and its format. In a folder, `load_file`'s choice comes first."""
+    """Return the file or folder to read, and its format. In a folder, prefer the choice of `load_file`."""
     if not os.path.isdir(path):
         return path, recognised(path, source, is_whole)
     loaded = _as_loaded(path) if source in (None, *_LOADED) else None
@@ -342,7 +344,7 @@ def _as_loaded(folder: str) -> tuple[str, str] | None:
 
 
 def _of_one_model(names: list[str]) -> list[str]:
-    """Return the files that may be meant: of a GGUF in parts the first, and no file beside a model."""
+    """Return the candidates: only the first part of a GGUF file, and no files from beside a model."""
     names = [name for name in names if not _BESIDE.fullmatch(name)] or names
     parts = [PART.fullmatch(name) for name in names]
     stems = {part["stem"] if part and part["ending"] == "gguf" else None for part in parts}
@@ -357,9 +359,9 @@ def _only(folder: str, names: list[str]) -> str:
     raise refused(folder, reason, "ambiguous", expected=1, found=len(names))
 
 
-# Files of other kinds, by their first bytes.
+# Files that cannot be converted, by their first bytes.
 _OTHERS = {
-    b"PK\3\4": "a ZIP archive of nothing that is converted, or a truncated one",
+    b"PK\3\4": "a ZIP archive of an unknown kind, or a truncated one",
     b"PAR1": "a truncated Parquet file",
     b"\x1f\x8b": "packed by gzip: unpack it first",
     b"BZh": "packed by bzip2: unpack it first",
@@ -372,8 +374,9 @@ def _unknown(start: _Start, error: HeaderError) -> ConversionError:
     looks = next((words for mark, words in _OTHERS.items() if start.begins(mark)), None)
     if looks is None and start.head[257:262] == b"ustar":
         looks = "a tar archive: unpack it first"
-    # The message of `error` names pointers of Git LFS, web pages and the like.
+    # The message of `error` identifies Git LFS pointers, web pages and so on.
     looks = looks or str(error).removeprefix(f"{_escaped(start.path)}: ")
     titles = ", ".join(format.title for format in FORMATS.values())
-    reason = f"not a file of a known format: {looks} — known are {titles}; source_format=… says which"
+    known = f"known formats are {titles}; set source_format=… to choose one"
+    reason = f"not a file of a known format: {looks} — {known}"
     return refused(start.path, reason, "unknown-format", expected=tuple(FORMATS), found=looks)

@@ -1,7 +1,7 @@
 """Which elements of a tensor a rank holds: placements of DTensor as intervals along each dimension.
 
-A rank's part is a product of intervals, some along each dimension. An offset alone does not describe it,
-since a strided shard has several intervals along one dimension.
+A rank's part is the product of a list of intervals for each dimension. An offset and a shape do not describe
+it, since a strided shard has several intervals along one dimension.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingot._base.blocks import blocks
 
 # The first position, and the one after the last.
 Interval = tuple[int, int]
-# For each dimension.
+# A list of intervals for each dimension.
 Intervals = tuple[tuple[Interval, ...], ...]
 Box = tuple[slice, ...]
 
@@ -31,13 +31,14 @@ class Part(NamedTuple):
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Part:
-        """Return all of a tensor of this shape."""
+        """Return the whole of a tensor with this shape."""
         return cls(tuple(shape), tuple(((0, size),) if size else () for size in shape))
 
     @classmethod
     def nothing(cls, shape: Sequence[int]) -> Part:
-        """Return the part of a rank that holds no element."""
-        # A tensor without dimensions has one element: a dimension of length 0 leaves none of it.
+        """Return an empty part of the tensor."""
+        # A tensor without dimensions has one element, so a dimension of length 0 is added to make the part
+        # empty.
         return cls(tuple(shape), tuple(() for _ in shape) or ((),))
 
     @property
@@ -51,17 +52,17 @@ class Part(NamedTuple):
         return prod(self.local_shape)
 
     def is_whole(self) -> bool:
-        """Return whether this is all of the tensor."""
+        """Return whether the part is the whole tensor."""
         return self.local_shape == self.shape
 
     def boxes(self) -> Iterator[tuple[Box, Box]]:
-        """Yield blocks that form the part: the place of each in the tensor, and in the rank's own memory."""
+        """Yield the boxes of the part: each in the tensor, and in the rank's own memory."""
         along = [[*_placed(intervals)] for intervals in self.intervals]
         for sides in combinations(*along):
             yield tuple(side[0] for side in sides), tuple(side[1] for side in sides)
 
     def run(self) -> int:
-        """Return the length in elements of the shortest contiguous run of the part."""
+        """Return the length in elements of the shortest contiguous run in the part."""
         if not self.numel:
             return 0
         length = 1
@@ -77,7 +78,7 @@ def _length(intervals: Sequence[Interval]) -> int:
 
 
 def _placed(intervals: Sequence[Interval]) -> Iterator[tuple[slice, slice]]:
-    """Yield each interval, and its place in the rank's own memory, one after the other."""
+    """Yield each interval and its position in the rank's own memory."""
     at = 0
     for begin, end in intervals:
         yield slice(begin, end), slice(at, at + end - begin)
@@ -91,7 +92,7 @@ def pieces(box: Box, limit: int) -> Iterator[Box]:
 
 
 def moved(box: Box, origin: Box, inner: Box) -> Box:
-    """Return the place of `inner`, a part of `origin`, if `origin` moves to `box`."""
+    """Return the box `inner`, which is inside `origin`, after `origin` has been moved to `box`."""
     return tuple(
         slice(to.start + side.start, to.start + side.stop)
         for to, side in zip(box, within(origin, inner), strict=True)
@@ -99,21 +100,21 @@ def moved(box: Box, origin: Box, inner: Box) -> Box:
 
 
 def within(origin: Box, inner: Box) -> Box:
-    """Return the place of `inner`, a part of `origin`, counted from its beginning."""
+    """Return the box `inner`, which is inside `origin`, relative to the start of `origin`."""
     pairs = zip(origin, inner, strict=True)
     return tuple(slice(side.start - of.start, side.stop - of.start) for of, side in pairs)
 
 
 def in_elements(box: Box) -> Box:
-    """Return a box of bytes with two elements each, such as of F4, in elements."""
+    """Convert a box in bytes of two elements each, such as of F4, to elements."""
     return (*box[:-1], slice(2 * box[-1].start, 2 * box[-1].stop)) if box else box
 
 
 def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[Part, Box] | None:
-    """Return the part that several boxes form, and the box of local memory that holds it.
+    """Merge several boxes. Return the resulting part, and the box of local memory that contains it.
 
-    Each of `boxes` is a box of the tensor and the box of local memory with its elements. None if they differ
-    in several dimensions, overlap, or do not follow one another in memory.
+    Each item of `boxes` is a box of the tensor and the box of local memory with the same elements. Returns
+    None if the boxes differ in several dimensions, overlap, or are not consecutive in memory.
     """
     ordered = sorted(boxes, key=lambda pair: [side.start for side in pair[0]])
     (box, place), last = ordered[0], ordered[-1][1]
@@ -141,13 +142,13 @@ def part(
 ) -> Part:
     """Return the part of a tensor that the rank at `coordinate` of a mesh holds.
 
-    `placements` are a DTensor's, one for each dimension of the mesh, outermost first: each cuts what
-    those before it left.
+    `placements` are the placements of a DTensor, one for each dimension of the mesh, outermost first. Each
+    divides the result of the previous ones.
 
     Raises
     ------
     ValueError
-        A placement has no values of its own: `Partial`, or one that is not known.
+        A placement is unknown, or is `Partial`, whose local values are not values of the tensor.
     """
     cuts = (_step(placement, len(shape)) for placement in placements)
     facts = zip(cuts, mesh_shape, coordinate, strict=True)
@@ -156,12 +157,12 @@ def part(
 
 
 def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
-    """Return the dimension that a placement cuts and the parts before it, or None if it cuts none."""
+    """Return the dimension that a placement divides and its split factor, or None for a replica."""
     split = getattr(placement, "split_factor", None)
     if split is not None or placement.is_shard():
         dim = placement.dim if placement.dim >= 0 else placement.dim + rank
         if not 0 <= dim < rank:
-            raise ValueError(f"{placement} of a tensor of {rank} dimensions")
+            raise ValueError(f"{placement} for a tensor of {rank} dimensions")
         return dim, split
     if placement.is_replicate():
         return None
@@ -170,7 +171,7 @@ def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
 
 @lru_cache(maxsize=4096)
 def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int, int], ...]) -> Part:
-    """Return the cut, cached: a model has many tensors, and few shapes and placements."""
+    """Return the part, cached because a model has many tensors but few shapes and placements."""
     whole = Part.whole(shape)
     intervals = [*whole.intervals]
     for (dim, split), count, place in steps:
@@ -183,13 +184,13 @@ def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int,
 
 
 def _chunk(length: int, count: int, place: int) -> Interval:
-    """Return one of `count` chunks, as `torch.chunk` cuts: the last ones are shorter or empty."""
+    """Return chunk `place` of `count`, as `torch.chunk` divides: the last ones are shorter or empty."""
     size = -(-length // count)
     return min(place * size, length), min((place + 1) * size, length)
 
 
 def _chunks(length: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield the begin and the length of each chunk."""
+    """Yield the start and the length of each chunk."""
     for place in range(count):
         begin, end = _chunk(length, count, place)
         yield begin, end - begin

@@ -41,8 +41,8 @@ Again: TypeAlias = "tuple[Callable[..., Any], tuple[Any, ...]]"
 class TensorSlice(Generic[Value]):
     """A tensor of an open file whose parts can be read. `safe_open.get_slice` returns it.
 
-    It has the attributes of an array, so functions of array-likes take it: ``numpy.asarray(part)`` reads
-    all of the tensor, ``dask.array.from_array(part)`` the parts that it is asked for.
+    It has the attributes of an array, so array functions accept it: ``numpy.asarray(part)`` reads all of the
+    tensor, ``dask.array.from_array(part)`` reads the requested parts.
 
     It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
 
@@ -56,7 +56,7 @@ class TensorSlice(Generic[Value]):
     (8, 4)
     """
 
-    # Where it is found by its name, as a pickle looks for it.
+    # Pickles find the class by this name.
 
     __slots__ = ("_adapter", "_again", "_checkpoint", "_info", "_move")
 
@@ -115,7 +115,7 @@ class TensorSlice(Generic[Value]):
         DtypeError
             The framework lacks the dtype.
         """
-        # Of no elements, where it has dimensions: nothing is read.
+        # Make an empty tensor, unless it has no dimensions, so that no data is read.
         none: Any = self[0:0] if self.ndim else self[()]
         return none.dtype
 
@@ -190,7 +190,7 @@ class TensorSlice(Generic[Value]):
 
 
 def known(again: Again | None) -> Again:
-    """Return `again`, which must not be None."""
+    """Return `again`. Raise if it is None."""
     if again is None:
         raise TypeError("cannot pickle a handle that was made from an open file: make it with its path")
     return again
@@ -221,14 +221,14 @@ class safe_open(Mapping[str, Value]):
     filename : ingot.typing.Source
         What to open. ``str``, ``bytes`` or ``os.PathLike``: the path of a `.safetensors` or a `.bt` file,
         whose content decides which it is; the index of a sharded checkpoint
-        (``model.safetensors.index.json``), whose shards become one handle; or a directory: its
-        ``model.safetensors.index.json``, else the only other ``*.safetensors.index.json``, else its
-        ``model.safetensors``, else the only other file of tensors.
+        (``model.safetensors.index.json``), whose shards become one handle; or a directory. In a directory,
+        the first of these that exists is opened: ``model.safetensors.index.json``, the only other
+        ``*.safetensors.index.json``, ``model.safetensors``, the only other file of tensors.
 
         A str that begins with ``http://``, ``https://``, ``hf://``, ``s3://``, ``gs://`` or ``az://``: the
         URL of a file, or of an index with its shards beside it. The header is fetched at once, and tensors
-        when they are read. ``hf://owner/repo`` is the repository's ``model.safetensors``, else its
-        ``model.safetensors.index.json``. ``file://`` is the path of a file.
+        when they are read. ``hf://owner/repo`` is the repository's ``model.safetensors`` or, if it has none,
+        its ``model.safetensors.index.json``. ``file://`` is the path of a file.
 
         An object that holds one file: a buffer (but `bytes` are a path); a file that is open for reading
         bytes, with ``read``, ``seek`` and ``tell``, such as a member of a zip; a file of fsspec,
@@ -238,31 +238,32 @@ class safe_open(Mapping[str, Value]):
         The framework of the tensors: ``"numpy"`` or ``"np"``, the default; ``"torch"``, ``"pt"`` or
         ``"pytorch"``; ``"jax"`` or ``"flax"``; ``"tensorflow"`` or ``"tf"``; ``"mlx"``; ``"paddle"``.
     device : str, int, the framework's device, dict or callable
-        Where the tensors are placed. On ``"cpu"``, the default, they are views of the file where the backend
-        maps it. Onto a GPU of torch they are read, through pinned memory, with any backend: in the order
-        of the current stream of the thread that calls. To its other accelerators, and to shardings of jax,
-        they come in pieces; to any other device they are copied. NumPy knows only ``"cpu"``. A dict has
-        patterns of names, each with a device: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and
-        ``?`` one character. The first that matches decides, and each has to match a tensor. A callable is
-        called with what `info` returns, and returns the device.
+        Where the tensors are placed. On ``"cpu"``, the default, they are views of the file if the backend
+        maps it. Tensors on a GPU of torch are read through pinned memory, with any backend, in the order of
+        the current stream of the calling thread. Tensors on torch's other accelerators and on shardings of
+        jax are copied in pieces, and tensors on any other device in one copy. NumPy supports only ``"cpu"``.
+        A dict maps patterns of names to devices: ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text
+        and ``?`` one character. The first match decides, and each pattern must match a tensor. A callable
+        receives the result of `info` and returns the device.
     backend : {"auto", "mmap", "pread"}
         How the file is read. ``"mmap"`` maps it, copy on write: tensors can be written to, the file never
         changes. ``"pread"`` reads into memory that ingot owns, without the page cache for uncached bytes.
-        ``"auto"`` takes what suits the file: a mapping where it is on a local disk, whose pages all processes
-        share and the next one finds in the page cache; reading where it comes over a network or through FUSE.
+        ``"auto"`` maps files on local disks, so that all processes share their pages and later processes find
+        them in the page cache. It reads files that come over a network or through FUSE.
         ``INGOT_BACKEND`` in the environment decides where this is ``"auto"``; `backend` and `why` of the
         handle report the choice.
     strict : bool
         Also refuse harmless headers that are not in the form for writers (FORMAT.md, "Lenient and strict").
     lenient : bool
-        Of a file that breaks rules, take the tensors that are sound, as `ingot.repair` does; `unsound` has
-        the others. Of a sharded checkpoint `keys` lists the names of the index, `offset_keys` the sound ones.
+        Read the sound tensors of a file that breaks rules, as `ingot.repair` does. `unsound` has the other
+        tensors. For a sharded checkpoint, `keys` lists the names of the index, and `offset_keys` the sound
+        ones.
     max_header_size : int, optional
         Refuse longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
     confine : bool
         Refuse symbolic links below the directory of `filename`, and files with a second name
         (hard links). By default links are followed, because the cache of the Hub is made of them. An index
-        that names files outside of its directory is always refused. Nothing for URLs.
+        that names files outside of its directory is always refused. Has no effect for URLs.
     storage_options : dict, optional
         How a URL is reached: token, headers, keys, timeouts (`ingot.StorageOptions`).
 
@@ -284,7 +285,8 @@ class safe_open(Mapping[str, Value]):
 
     Notes
     -----
-    It works as a context manager and without ``with``. It is a `collections.abc.Mapping` from name to tensor:
+    A `safe_open` is a context manager, and also works without ``with``. It is a `collections.abc.Mapping`
+    from name to tensor:
     ``len(file)``, ``name in file``, ``for name in file``, ``file[name]``, ``file.get(name)``,
     ``file.items()``; the last two read the tensors one by one. Unlike a dict, it is equal to itself
     only, and `keys` returns a list, as upstream's. To type checkers its values are the framework's tensors
@@ -296,31 +298,31 @@ class safe_open(Mapping[str, Value]):
 
     Opening a sharded checkpoint reads its index, finds all its shards and reads the header of the first. The
     header of each other shard is read when the shard is first needed, and compared with the index: a shard
-    that lacks a tensor of the index, or has another one, is refused (`CheckpointError`). What looks into all
-    shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, holds all of them
-    against it; `keys` lists the names of the index. Where ``total_size`` in the index is not the size of the
-    tensors, every function that reads all of them warns (`UserWarning`).
+    that lacks a tensor of the index, or has another one, is refused (`CheckpointError`). Calls that need all
+    shards, such as `get_tensors`, `offset_keys`, `parameter_count` and every `load_file`, compare all of them
+    with the index; `keys` lists the names of the index. If ``total_size`` in the index is wrong, every
+    function that reads all tensors warns (`UserWarning`).
 
     A handle reads the version of the files that it opened, also after a save has replaced them. The only file
-    of a checkpoint stays open. Of several checkpoints in shards a process holds 48 files open, or a quarter
-    of the descriptors that it may have. Beyond that, it closes the files that were read the longest ago, and
-    opens the shards of a larger index when they are first read. If a closed file was replaced,
+    of a checkpoint stays open. For checkpoints in shards, a process keeps at most 48 files open, or a quarter
+    of its limit of descriptors. Beyond that, it closes the least recently read files. The shards of a larger
+    index are opened when they are first read. If a closed file was replaced,
     removed or written to, reading it raises `StorageError` (``code`` is ``"changed"``): open the checkpoint
     again, as ``load_file`` does by itself.
 
     An object is read as a URL is: the header, then the requested bytes,
     several ranges at a time if the object is a store. The handle holds the object and
-    never closes it. An open file is read by one range at a time, which moves its position: let nothing else
-    use it meanwhile. A buffer cannot be resized as long as the handle is there; a `io.BytesIO` can. What an
-    object raises is the cause of a `StorageError` that names the object, and an answer that is too short or
-    too long is one too. After each reading the store is asked for the version of the file, if it reports
-    versions; of an open file only a changed size is noticed. Pickling a handle
-    pickles the object with it. In a child after a fork, handles that were opened before raise `ClosedError`
-    (``"forked"``), memory excepted: open it again there.
+    never closes it. Reads of an open file are serialised and move its position, so do not use it for anything
+    else. A buffer cannot be resized while the handle exists; a `io.BytesIO` can. An exception of the object
+    becomes the cause of a `StorageError` that names the object, and an answer that is too short or too long
+    raises `StorageError` too. After each read, the store is asked for the version of the file, if it reports
+    versions; for an open file only a changed size is noticed. Pickling a handle pickles the object with it.
+    In a child after a fork, handles that were opened before raise `ClosedError` (``"forked"``), except those
+    in memory: open the file again there.
 
-    Opening a remote index fetches it and nothing else; `format` is then what the names of its shards
-    say. A shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub
-    all shards are of the commit that the index was of.
+    Opening a remote index fetches only the index; `format` is then derived from the names of the shards. A
+    shard that is missing raises `FileNotFoundError` when it is first needed, with its URL. On the Hub, all
+    shards are read from the same commit as the index.
 
     Examples
     --------
@@ -466,7 +468,7 @@ class safe_open(Mapping[str, Value]):
         Returns
         -------
         dict of str to dict or None
-            By the name that the index has for the file. A single file has its own name.
+            The keys are the file names in the index. A single file has its own name.
 
         Raises
         ------
@@ -497,7 +499,7 @@ class safe_open(Mapping[str, Value]):
 
     @property
     def shards(self) -> list[str]:
-        """The paths of the files, in the order of their names: one, where there is no index."""
+        """The paths of the files, in the order of their names. One path if there is no index."""
         return self._checkpoint.shards
 
     @takes()
@@ -531,9 +533,10 @@ class safe_open(Mapping[str, Value]):
         Returns
         -------
         dict of str to int
-            By the dtype's code, such as ``{"BF16": 7241732096}``. Elements as they are stored: a scalar
-            is one, buffers count, and what a quantised model packs into an ``I32`` is one; `ingot.inspect`
-            counts its elements before that. In the order of FORMAT.md's table.
+            The keys are dtype codes, such as ``{"BF16": 7241732096}``, in the order of FORMAT.md's table. The
+            elements are counted as stored: a scalar and each element of a buffer count as one, and so does an
+            ``I32`` into which a quantised model packs several values. `ingot.inspect` counts the values
+            before quantisation.
 
         Raises
         ------
@@ -617,7 +620,7 @@ class safe_open(Mapping[str, Value]):
             checked(safe_open.get_tensor, {"name": name, **options})
         checkpoint, move = self._checkpoint, self._move
         if move is None:
-            # Programs ask for a hundred thousand tensors.
+            # Programs read a hundred thousand tensors one by one.
             plain: Value = checkpoint.tensor(name, self._adapter.wrap)
             return plain
         found: Value = tensor(checkpoint, name, self._adapter.wrap, move)
@@ -658,7 +661,7 @@ class safe_open(Mapping[str, Value]):
         given = checked(safe_open.get_tensors, locals())
         wanted, unwanted = given["keys"], given["drop"]
         names: Iterable[str] | None
-        # Reading looks up exact names anyway.
+        # Reading looks up exact names, so they need no check here.
         names = wanted if isinstance(wanted, tuple) and unwanted is None else self._selected(wanted, unwanted)
         try:
             return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
@@ -683,14 +686,14 @@ class safe_open(Mapping[str, Value]):
         ahead: int = AHEAD,
         **options: Unpack[NoOptions],
     ) -> PrefetchLoader[Value]:
-        """Read tensors, or rows of them, in the background, to be taken by name or one after the other.
+        """Read tensors, or rows of them, in the background.
 
-        What safetensors 0.9 calls so, for every framework, device and source.
+        Like the method of this name in safetensors 0.9, but for every framework, device and source.
 
         Parameters
         ----------
         plan : dict of str to slice or None, optional
-            Which tensors: each whole, or the rows of its first dimension that a slice of step 1 selects.
+            Which tensors: None reads a whole tensor, a slice with step 1 reads rows of its first dimension.
             Nothing else is read. Not with `keys` or `drop`.
         keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
             Which tensors, all whole, as for `load_file`: all of the file by default.
@@ -699,15 +702,15 @@ class safe_open(Mapping[str, Value]):
         threads : int, optional
             How many threads read at once, as for ``load_file``.
         ahead : int
-            How many bytes may be read and not yet taken, 256 MiB by default. A tensor that is larger is read
-            when nothing else waits. If the file is mapped, they are bytes of the page cache.
+            How many bytes may be read ahead of `take`, 256 MiB by default. A larger tensor is read alone. If
+            the file is mapped, the bytes are read into the page cache.
 
         Returns
         -------
         PrefetchLoader
-            Which hands out each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor: in the
-            order of an iterable of `keys`, else of the file, which is the fastest. It outlives the handle. A
-            handle may have several, such as one for each device.
+            The loader returns each tensor once, by `PrefetchLoader.take` or as pairs of name and tensor, in
+            the order of an iterable of `keys`, else of the file, which is the fastest. It outlives the
+            handle. A handle may have several loaders, such as one for each device.
 
         Raises
         ------
@@ -721,8 +724,8 @@ class safe_open(Mapping[str, Value]):
         OptionError
             `device`, `threads` or `ahead` is not one of the choices, or `plan` comes with `keys` or `drop`.
         DtypeError, StorageError
-            As `get_tensor` does, from the loader, when the tensor is taken or its turn comes. The next call
-            returns the next tensor.
+            As `get_tensor` does. Raised by the loader when it returns the tensor; the next call returns the
+            next tensor.
 
         Examples
         --------
@@ -738,7 +741,7 @@ class safe_open(Mapping[str, Value]):
         mover = self._adapter.mover
         move = self._move if device is None else placed(safe_open.prefetch, mover, device)
         rows = planned(self._checkpoint, plan, given["keys"], given["drop"])
-        # A handle of its own, so that it outlives this one.
+        # The loader has its own handle, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         settled(checkpoint, rows, move)
         threads, ahead = given["threads"], given["ahead"]
@@ -758,7 +761,7 @@ class safe_open(Mapping[str, Value]):
         Returns
         -------
         int
-            Their bytes.
+            The number of bytes of the tensors.
 
         Raises
         ------
@@ -790,7 +793,7 @@ class safe_open(Mapping[str, Value]):
         Returns
         -------
         TensorSlice
-            Index it as you would the tensor: ``file.get_slice("wte")[:10, ::2]``. It outlives the handle.
+            Index it like the tensor: ``file.get_slice("wte")[:10, ::2]``. It outlives the handle.
 
         Raises
         ------
@@ -805,15 +808,15 @@ class safe_open(Mapping[str, Value]):
         """
         if options or type(name) is not str:
             checked(safe_open.get_slice, {"name": name, **options})
-        # A handle of its own, so that it outlives this one.
+        # The slice has its own handle, so that it outlives this one.
         checkpoint = self._checkpoint.share()
         return TensorSlice(checkpoint, checkpoint.info(name), self._adapter, self._move, self._again)
 
     @property
     def path(self) -> str:
-        """The file, as it was given, as a str; or the index; or the URL without user, password and query.
+        """The path of the file or index, or the URL without user, password and query.
 
-        What an object calls itself; empty for a buffer.
+        For an object, the object's own name; empty for a buffer.
         """
         path = self._checkpoint.path
         return "" if path is None else path
@@ -825,32 +828,34 @@ class safe_open(Mapping[str, Value]):
 
     @property
     def backend(self) -> str:
-        """How it is read: ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``.
+        """How the file is read, as a word.
 
-        ``"memory"`` for a buffer, ``"object"`` for what else there is to read from.
+        ``"mmap"``, ``"pread"``, ``"http"``, ``"hf"``, ``"s3"``, ``"gs"`` or ``"az"``; ``"memory"`` for a
+        buffer, and ``"object"`` for any other object.
         """
         return "pread" if self._passes_mapping() else self._checkpoint.backend
 
     def _passes_mapping(self) -> bool:
-        """Return whether tensors are read onto a GPU, for which a mapping is not used."""
+        """Return whether tensors are read onto a GPU, for which no mapping is used."""
         return isinstance(self._move, Gpu) and self._checkpoint.backend == "mmap"
 
     @property
     def why(self) -> str:
-        """Why that backend was chosen, as a sentence.
+        """The reason for the choice of the backend, as a sentence.
 
-        Where a GPU is reached through memory that could not be pinned, which is slower, also why not.
+        If memory for copies to a GPU could not be pinned, which makes them slower, the sentence also says
+        why.
         """
         why = self._checkpoint.why
         if self._passes_mapping():
-            why = "a GPU is read onto in parallel, from no mapping"
+            why = "tensors are read onto a GPU in parallel, without a mapping"
         unpinned = why_pageable()
         if unpinned is None or self._move is None:
             return why
-        return f"{why}; the GPU is reached through memory that is not pinned: {unpinned}"
+        return f"{why}; the memory for copies to the GPU is not pinned: {unpinned}"
 
     def close(self) -> None:
-        """Close the file. Again is allowed.
+        """Close the file. May be called more than once.
 
         Slices and mapped tensors remain usable.
 
@@ -915,10 +920,10 @@ class safe_open(Mapping[str, Value]):
         """
         if len(options) > 0:
             checked(safe_open.get, {"name": name, **options})
-        # As in a dict, something else than a name is not in it.
+        # As in a dict, a key that is not a name is missing, without an error.
         return self.get_tensor(name) if name in self else default
 
-    # Those of a mapping would compare all tensors, and forbid a set of handles.
+    # The methods of `Mapping` would compare all tensors, and make handles unhashable.
     def __eq__(self, other: object) -> bool:
         return self is other
 
@@ -930,8 +935,8 @@ class safe_open(Mapping[str, Value]):
         return self.keys()
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: a folded tree of the tensors. Reads no tensor, and opens no shard."""
-        # Imported here: it is for notebooks.
+        """Return HTML for notebooks: a folded tree of the tensors. Reads no tensor and opens no shard."""
+        # Imported here because only notebooks need it.
         from ingot._base.html import page, tree
 
         facts = [self.format, self.backend]
@@ -956,11 +961,11 @@ class safe_open(Mapping[str, Value]):
         return known(self._again())
 
     def _again(self) -> Again | None:
-        """Return the function and the arguments that open it again. None if it cannot be opened again."""
+        """Return a function that opens the handle again, and its arguments. None if there is none."""
         provider = (self._storage_options or {}).get("credentials")
         if provider is not None:
             _check_pickles(self.path, provider)
-        # Of a URL with all that opens it: tokens and keys go along.
+        # The pickle contains all options of a URL, including tokens and keys.
         arguments = (again_by(self._given, self.path), *self._arguments)
         if type(self) is safe_open:
             return restored, ("safe_open._reopen", arguments)
@@ -1084,20 +1089,21 @@ def warm(
 ) -> int:
     """Bring a file's tensors into the system's page cache, so that later readers do not wait for the disk.
 
-    It reads in parallel, keeps nothing in memory of its own, and returns when all bytes are cached.
+    The file is read in parallel. The call uses no memory for the bytes, and returns when all of them are
+    cached.
 
     Parameters
     ----------
     source : str, bytes or os.PathLike
         A `.safetensors` or a `.bt` file, or a sharded checkpoint. URLs and objects are rejected, since the
-        page cache has files of this machine only.
+        page cache contains only files of this machine.
     keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
         Which tensors, as for `load_file`: all by default.
 
     Returns
     -------
     int
-        The bytes of the tensors.
+        The number of bytes of the tensors.
 
     Raises
     ------

@@ -12,14 +12,14 @@ from typing import Any
 from ingot._native import TensorInfo
 
 Counter = Callable[[TensorInfo], int | None]
-# How many bits an element has, and how many one of the parameters in it.
+# The number of bits in an element, and the number of bits per parameter in it.
 Packing = tuple[int, int]
 
 _UNPACKED = (1, 1)
 
 _CONTAINER_BITS = {"U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32}
 
-# Of no parameters: what quantisation keeps beside them.
+# Suffixes of tensors that hold no parameters, but values that quantisation stores beside them.
 _OF_WEIGHTS = ("scale", "scale_inv", "scale_2", "global_scale", "zero_point", "shape", "g_idx")
 _AUXILIARY = {f"weight_{kind}" for kind in _OF_WEIGHTS}
 _AUXILIARY |= {"input_scale", "input_global_scale", "input_zero_point", "zero_point"}
@@ -54,7 +54,7 @@ def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str
         if packing == _UNPACKED or not is_quantised(tensor.name):
             return prod(tensor.shape)
         container, bits = packing
-        # To the nearest number.
+        # Rounded to the nearest number.
         return (2 * prod(tensor.shape) * container + bits) // (2 * bits)
 
     return count
@@ -63,13 +63,13 @@ def logical(config: Mapping[str, Any] | None, names: Callable[[], Collection[str
 def declared(metadata: Mapping[str, Any] | None) -> int | None:
     """Return ``total_parameters`` of the metadata if it is a number, else None.
 
-    Writers have written it as text, too.
+    Some writers store it as text.
     """
     said = metadata.get("total_parameters") if metadata else None
     if isinstance(said, str):
-        # As huggingface.js reads it: the digits at the start, so that "1e9" is 1.
+        # Like huggingface.js, parse the leading digits, so that "1e9" is 1.
         match = re.match(r"\s*([+-]?)([0-9]+)", said)
-        # More digits than a count can have are not looked at.
+        # A plausible count has fewer digits than this.
         said = int(match[1] + (match[2].lstrip("0")[:40] or "0")) if match else None
     elif not _is_finite(said) or said == 0:
         return None
@@ -77,12 +77,12 @@ def declared(metadata: Mapping[str, Any] | None) -> int | None:
 
 
 def _may_count(tensor: TensorInfo) -> bool:
-    """Return whether a tensor is neither a scalar nor scales of the microscaling formats."""
+    """Return whether a tensor is neither a scalar nor scales of a microscaling format."""
     return bool(tensor.shape) and tensor.dtype != "F8_E8M0"
 
 
 def _packed(dtype: str, bits: Any) -> Packing:
-    """Return the packing of parameters of `bits` each into an integer dtype."""
+    """Return the packing of parameters with `bits` bits each into an integer dtype."""
     container = _CONTAINER_BITS.get(dtype)
     if container is None or not _is_whole(bits) or not 0 < bits < container:
         return _UNPACKED
@@ -103,7 +103,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return a number, also from a text. None for other values."""
+    """Return a number, also if it is given as text. None for other values."""
     if isinstance(value, str):
         try:
             value = float(value)
@@ -134,7 +134,7 @@ def _settings(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def _mlx_settings(place: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return mlx's settings: ``quantization`` without a method, and a copy under the usual name."""
+    """Return mlx's settings: ``quantization`` without a method, or its copy in ``quantization_config``."""
     for settings in map(_object, (place.get("quantization"), place.get("quantization_config"))):
         if "quant_method" not in settings and {"group_size", "bits"} <= settings.keys():
             return {**settings, "quant_method": "mlx"}
@@ -158,7 +158,7 @@ class _Patterns:
 def _targets(targets: Any) -> _Patterns:
     """Return patterns for modules as compressed-tensors names them.
 
-    After ``re:`` comes a regular expression. Its common forms are understood.
+    Regular expressions follow ``re:``. The common forms are supported.
     """
     texts = _texts(targets)
     globs = [_glob(text[3:]) for text in texts if text.startswith("re:")]
@@ -167,9 +167,9 @@ def _targets(targets: Any) -> _Patterns:
 
 
 def _glob(pattern: str) -> str | None:
-    """Return the glob that matches as a regular expression does, or None without one.
+    """Return a glob that is equivalent to a regular expression, or None if there is none.
 
-    A stranger wrote the expression, so it is never run.
+    The expression comes from an untrusted file, so it is never run.
     """
     body = pattern.removeprefix("^").removesuffix("$") + ("" if pattern.endswith("$") else ".*")
     pieces: list[str] = re.findall(r"\.\*|\\\.|[^\\^$.*+?()\[\]{}|]+|.", body, re.DOTALL)
@@ -180,7 +180,7 @@ def _glob(pattern: str) -> str | None:
 
 
 class _Quantised:
-    """Whether a tensor is quantised: it is unless a list in the configuration leaves its module out."""
+    """Whether a tensor is quantised: all are, except those in modules that the configuration excludes."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._ignored = _targets(settings.get("ignore"))
@@ -194,7 +194,7 @@ class _Quantised:
 
 
 class _Other:
-    """How a method quantises. This is what can be said of one that has no class of its own."""
+    """How a method quantises. The base class handles methods without a class of their own."""
 
     def __init__(
         self, settings: Mapping[str, Any], config: Mapping[str, Any], names: Callable[[], Collection[str]]
@@ -204,11 +204,11 @@ class _Other:
         self.names = names
 
     def is_auxiliary(self, tensor: TensorInfo, suffix: str, is_quantised: _Quantised) -> bool:
-        """Return whether this method stores the tensor beside its parameters, such as a scale."""
+        """Return whether the method stores the tensor in addition to parameters, such as scales."""
         return False
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
-        """Return the ratio of parameters to elements if the tensor is quantised."""
+        """Return the packing of the tensor's elements if the tensor is quantised."""
         return (2, 1) if tensor.dtype == "U8" and self._is_four_bits else _UNPACKED
 
     @cached_property
@@ -225,7 +225,7 @@ class _Mxfp4(_Other):
 
 
 class _Words(_Other):
-    """gptq and awq: as many parameters in a word of 32 bits as fit."""
+    """Methods gptq and awq: a 32-bit word holds as many parameters as fit."""
 
     def is_auxiliary(self, tensor: TensorInfo, suffix: str, is_quantised: _Quantised) -> bool:
         return suffix in ("qzeros", "g_idx", "scales") and is_quantised(tensor.name)
@@ -277,7 +277,7 @@ class _CompressedTensors(_Other):
 
 
 class _Fp8(_Other):
-    """Weights are stored as they are, but the weights of experts may have fewer bits."""
+    """Weights are stored unpacked, except that weights of experts may have fewer bits."""
 
     def packing(self, tensor: TensorInfo, suffix: str) -> Packing:
         is_expert = ".experts." in tensor.name and "shared_experts" not in tensor.name
@@ -320,7 +320,7 @@ class _Mlx(_Other):
         return _packed("U32", self._module(tensor.name).get("bits"))
 
     def _module(self, tensor: str) -> Mapping[str, Any]:
-        """Return the settings of a tensor's module, empty if it is not quantised."""
+        """Return the settings of a tensor's module. Empty if the module is not quantised."""
         module = tensor.rpartition(".")[0]
         override = self.settings.get(module)
         said = {"mode": "affine", **self.settings, **_object(override)}
@@ -341,6 +341,6 @@ def _is_mlx(said: Mapping[str, Any]) -> bool:
     return _is_whole(bits) and 0 < bits <= 32
 
 
-# By `quant_method`.
+# The classes by `quant_method`.
 _METHODS: dict[str, type[_Other]] = {"awq": _Words, "gptq": _Words, "fp8": _Fp8, "mlx": _Mlx, "mxfp4": _Mxfp4}
 _METHODS |= {"bitsandbytes": _BitsAndBytes, "compressed-tensors": _CompressedTensors}

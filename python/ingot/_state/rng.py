@@ -47,7 +47,7 @@ class RNG:
             found["numpy"] = modules["numpy"].random.get_state(legacy=False)
         for name, module in _devices().items():
             if _is_used(module):
-                # Only types with several devices have this.
+                # Only types of devices with several devices have this function.
                 all_of = getattr(module, "get_rng_state_all", None)
                 found[name] = [module.get_rng_state()] if all_of is None else all_of()
         return found
@@ -89,7 +89,7 @@ def _set(name: str, module: Any, states: list[torch.Tensor]) -> None:
     count = 0 if module is None else module.device_count()
     if count < len(states):
         reason = f"the state has generators of {len(states)} devices, and this process has {count}"
-        warnings.warn(f"{name}: {reason}: the others are left out", stacklevel=4)
+        warnings.warn(f"{name}: {reason}: the others are ignored", stacklevel=4)
     if module is None:
         return
     for place, state in enumerate(states[:count]):
@@ -101,11 +101,11 @@ def _devices() -> dict[str, Any]:
     """Return torch's modules for the types of devices with random number generators."""
     names = ("cuda", "xpu", "mps", torch._C._get_privateuse1_backend_name())
     found = {name: getattr(torch, name, None) for name in names}
-    # Modules of other makers may have no generators.
+    # Modules of other vendors may have no generators.
     return {name: module for name, module in found.items() if hasattr(module, "get_rng_state")}
 
 
 def _is_used(module: Any) -> bool:
-    # Generators of CUDA do not exist before.
+    # Generators of CUDA do not exist before CUDA is initialised.
     is_initialized = getattr(module, "is_initialized", lambda: True)
     return bool(is_initialized()) and module.device_count() > 0

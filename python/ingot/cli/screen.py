@@ -74,17 +74,17 @@ class Column(NamedTuple):
 
     title: str
     right: bool = False
-    """Of numbers, which stand under each other by their last digit."""
+    """Whether the column has numbers, which are right-aligned."""
     whole: bool = False
-    """Of what people copy: never cut. A line that it makes too long goes on below."""
+    """Whether the cells are never cut, because people copy them. A line that becomes too long wraps."""
     spare: bool = False
-    """Left out where the terminal is too narrow for all columns."""
+    """Whether the column is omitted if the terminal is too narrow for all columns."""
 
 
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Yield the rows as lines with tabs between the cells."""
     rest = iter(rows)
-    # Many cells at once, since few need escapes, and checking each takes half the time of a long list.
+    # Check many cells at once, since few need escapes, and single checks take half the time of a long list.
     while block := list(islice(rest, _ROWS_AT_ONCE)):
         text = "".join(chain.from_iterable(block))
         if text.isascii() and text.isprintable():
@@ -120,12 +120,12 @@ def _fitted(
 
 
 def _over(widths: Sequence[int], width: int) -> int:
-    """Return the columns by which a table is wider than `width`."""
+    """Return by how many columns of the terminal a table is wider than `width`."""
     return sum(widths) + len(_GAP) * (len(widths) - 1) - width
 
 
 def _fit(widths: list[int], columns: Sequence[Column], width: int) -> None:
-    """Take from the widest columns of text, until the table is no wider than `width`."""
+    """Narrow the widest columns of text until the table fits into `width`."""
     over = _over(widths, width)
     text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
     while over > 0 and text:
@@ -195,9 +195,9 @@ def _boxed(cells: Sequence[str], widths: Sequence[int], style: Callable[[str], s
     return f"│ {' │ '.join(map(style, padded))} │"
 
 
-# Rows that are written at once.
+# The number of rows that are written at once.
 _BLOCK = 1000
-# Characters that are written at once: no more than a pipe holds.
+# The number of characters that are written at once. A pipe buffers at least as many.
 _PART = 1 << 16
 
 
@@ -218,7 +218,7 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns of the terminal."""
+        """The number of columns of the terminal."""
         from shutil import get_terminal_size
 
         return get_terminal_size().columns
@@ -246,7 +246,7 @@ class Screen:
         """Print the whole result for ``--json``."""
         if self.as_json:
             text = _json(value) + "\n"
-            # In parts, since Python 3.11 does not report a long write that a closed pipe cuts short.
+            # Write in parts, since Python 3.11 does not report a long write that a closed pipe cuts short.
             for at in range(0, len(text), _PART):
                 self.out.write(text[at : at + _PART])
 
@@ -286,7 +286,7 @@ _FACTS = ("name", "dtype", "shape", "begin", "end", "nbytes", "parameter_count")
 
 
 def described(value: Any) -> Any:
-    """Return a result of `ingot` as JSON has it: dataclasses and named tuples as objects."""
+    """Return the JSON form of a result of `ingot`: dataclasses and named tuples become objects."""
     if is_dataclass(value):
         return {one.name: described(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, TensorInfo):
@@ -311,12 +311,12 @@ def _json(value: object) -> str:
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:
-        # Rare, and checking every value of a long result takes longer than writing it.
+        # Such floats are rare, and checking every value of a long result takes longer than writing it.
         return json.dumps(finite(value), allow_nan=False)
 
 
 def finite(value: object) -> object:
-    """Return `value` with ``"nan"``, ``"inf"`` and ``"-inf"`` for the floats that JSON lacks."""
+    """Return `value` with ``"nan"``, ``"inf"`` and ``"-inf"`` in place of floats that JSON does not have."""
     if isinstance(value, float):
         return value if value - value == 0 else str(value)
     if isinstance(value, dict):
@@ -339,7 +339,7 @@ def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable
             raise click.UsageError("--quiet has no effect with --json")
         return function(Screen(as_json, quiet), *arguments, **options)
 
-    # Its signature is the one of `function` plus two options, which click passes by name.
+    # The wrapper has the signature of `function` plus two options, which click passes by name.
     return command  # type: ignore[return-value]
 
 
@@ -387,18 +387,19 @@ def bar(screen: Screen, title: str) -> Iterator[Tell]:
 # Errors in the arguments, not in a file.
 _TYPED = (TensorNotFoundError, SliceError, OptionError)
 
-# The arguments that messages of `ingot` name. The option is the name with dashes.
+# The arguments that the messages of `ingot` name. Each has an option of the same name with dashes.
 _ARGUMENTS = re.compile(
     "dtype|expected_sha256|filename_pattern|keys|drop|max_nbytes|max_shard_size|on_duplicate|overwrite"
     "|replace_read_only|root|source_format|strip_prefix|threads"
 )
-# Advice without an option of the command.
+# Advice in messages that needs other words in the command.
 _PHRASES = {
     " — format=… names it": "",
     " — say which by metadata=": " — make them equal with `ingot meta set`",
     'write_options={"replace_read_only": True}': "replace_read_only=True",
 }
-# With a value, as in `overwrite=True`; or alone, where no word of English has that form.
+# An argument with a value, as in `overwrite=True`, or alone if it has an underscore, so that it is no English
+# word.
 _ARGUMENT = re.compile(
     r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+\b|'\w+'))?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b"
 )
@@ -407,7 +408,7 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:/+[^\s'\"`]*[^\s'\"`.,:;)]")
 
 
 class Failure(NamedTuple):
-    """What a command prints when it fails. With ``--json`` these are the keys of the answer."""
+    """The output of a command that fails. With ``--json`` the fields are the keys of the object."""
 
     error: str
     code: str
@@ -436,7 +437,7 @@ def _usage(error: click.ClickException) -> str:
 
 
 def no_such(what: str, word: str, near: Sequence[str]) -> str:
-    """Return the message about an unknown `word`, with the nearest one that is known."""
+    """Return the message for an unknown `word`, with the nearest known one."""
     hint = f": did you mean `{near[0]}`?" if near else ""
     return f"no such {what} `{word}`{hint}"
 
@@ -453,7 +454,7 @@ def _code(error: BaseException) -> str:
 def message_of(error: BaseException, typed: Iterable[str]) -> str:
     """Return the message of a failure on one line, escaped, without the secrets of `typed`."""
     if isinstance(error, OSError) and not isinstance(error, SafetensorError) and error.strerror:
-        # As the system's commands report it, without Python's errno.
+        # Like the system's own commands, without Python's errno.
         where = f"{os.fsdecode(error.filename)}: " if error.filename else ""
         return one_line(where + in_options(error.strerror), typed)
     return one_line(in_options(str(error)), typed) or type(error).__name__

@@ -40,35 +40,37 @@ from ingot.typing import Path, ReplaceOptions
 
 from . import parts
 
-# A save that another rank's failure ends, which torch does not report to the coordinator's storage.
+# Saves that never finish because another rank failed. torch does not report such a failure to the
+# coordinator's storage.
 #
-# torch 2.15 calls no method of a writer when another rank has failed, so a thread looks whether torch's call
-# is still running. What else was considered:
+# torch 2.15 calls no method of a writer after another rank has failed, so a thread polls whether torch's call
+# is still running. Alternatives that were considered:
 #
 # - A finalizer on the list that `Writer.write_data` returns runs when torch's call ends, but not while the
-#   traceback of its exception is referenced: a save that is repeated in the ``except`` block would wait for
-#   the directory's lock.
-# - Meeting the other ranks in `Writer.write_data` needs the process group of the save, which torch does not
-#   pass, and hangs with ``no_dist=True``.
-# - Pickled exceptions of other ranks could report the failure when the coordinator reads them, but planners
-#   fail too, in `finish_plan`, with exceptions that are not ours.
+# traceback of its exception is referenced. A save that is repeated in the ``except`` block would wait for the
+# directory's lock.
+# - Synchronising with the other ranks in `Writer.write_data` needs the process group of the save, which torch
+# does not pass, and hangs with ``no_dist=True``.
+# - The coordinator could read the failure in pickled exceptions of other ranks, but planners fail too, in
+# `finish_plan`, with exceptions that are not ours.
 # - `sys.monitoring` (Python 3.12) reports unwinding for all code or for none.
 
 
 # The function of torch that calls all methods of a writer for one save.
 _CALLER = "_save_state_dict"
-# The frame keeps the variables of torch's call until the next look.
+# The interval between polls. After torch's call has ended, its frame keeps its variables alive until the next
+# poll.
 _LOOK_SECONDS = 0.05
 
 
 def give_up(saving: ExitStack) -> None:
-    """Remove what a save has written that does not come to its end."""
-    error = SaveError("the save was given up", code="abandoned")
+    """Remove the files of a save that will not finish."""
+    error = SaveError("the save was abandoned", code="abandoned")
     saving.__exit__(type(error), error, None)
 
 
 def watch(pending: list[ExitStack]) -> None:
-    """Watch for the end of torch's call, and abandon a save that is still pending then."""
+    """Start a thread that abandons the pending save if torch's call ends before the save has finished."""
     call: FrameType | None = sys._getframe()
     while call is not None and call.f_code.co_name != _CALLER:
         call = call.f_back
@@ -86,9 +88,10 @@ def _watch(pending: list[ExitStack], saving: ExitStack, call: FrameType) -> None
 
 
 def _is_running(call: FrameType) -> bool:
-    """Return whether a call has not ended. The local variables of a call that has ended are cleared.
+    """Return whether a call is still running. If it has ended, clear its local variables.
 
-    The stack of the other thread is not searched: in CPython 3.11 its frames may be freed meanwhile.
+    The stack of the other thread is not searched, because in CPython 3.11 its frames may be freed during the
+    search.
     """
     try:
         call.clear()
@@ -97,12 +100,12 @@ def _is_running(call: FrameType) -> bool:
     return False
 
 
-# The replacement of a checkpoint by files of parts that several ranks write.
+# Replacing a checkpoint by files that contain parts of tensors, written by several ranks.
 
 
 @contextmanager
 def replacing(place: Place, how: Saving) -> Iterator[tuple[str, list[str]]]:
-    """Yield a prefix for temporary names, and a list for the names of the new files."""
+    """Yield a prefix for temporary names, and a list to which the names of the new files are added."""
     with alone(place) as stale:
         place.check(how.existing)
         names: list[str] = []
@@ -111,7 +114,7 @@ def replacing(place: Place, how: Saving) -> Iterator[tuple[str, list[str]]]:
                 yield prefix, names
                 stale += _publish(place, prefix, names, how.flush)
             except BaseException:
-                # The child of a fork leaves the files to its parent.
+                # In a child after a fork, the files belong to the parent.
                 if is_held(place.directory):
                     with suppress(OSError):
                         names = os.listdir(place.directory)
@@ -123,7 +126,7 @@ def _publish(place: Place, prefix: str, names: list[str], durable: bool) -> list
     """Rename the new files, and return the names of files that can be removed."""
     old = place.files()
     if os.path.lexists(place.path(place.index)):
-        # Readers prefer an index, so the new files can get their names beside it.
+        # Readers prefer an index, so the new files can be renamed while the index still exists.
         last, extra = place.index, []
         links = [name for name in old if name not in names]
     else:
@@ -152,7 +155,7 @@ _SHARD = "shard-{rank:05d}-model-{number:05d}-of-{count:05d}.safetensors"
 
 
 class _Local(NamedTuple):
-    """The facts that a rank sends to the coordinator: its machine, its directory, and its names in order."""
+    """A rank's message to the coordinator: its machine, its directory, and its tensor names in order."""
 
     node: str
     directory: str
@@ -165,31 +168,31 @@ class _Global(NamedTuple):
     paths: dict[str, str]
     files: dict[str, str]
     rank: int
-    # If ranks of several machines send their parts: the names in their order.
+    # The names in order, if ranks of several machines send their parts to each other.
     names: list[str] | None = None
-    # The start of the paths of files of parts.
+    # The prefix of the paths of files that contain parts of tensors.
     prefix: str = ""
 
 
 @takes(ReplaceOptions)
 class Writer(StorageWriter):
-    """Saves ordinary files: what `torch.distributed.checkpoint.save` takes as its `storage_writer`.
+    """Writer of ordinary files, for the `storage_writer` of `torch.distributed.checkpoint.save`.
 
     Parameters
     ----------
     destination : str, bytes or os.PathLike
-        A directory, which is made if it is not there.
+        A directory, which is created if it does not exist.
     max_shard_size, filename_pattern, metadata
         As for `ingot.torch.save_sharded`.
     whole : bool
-        Write whole tensors, as every program reads them: all ranks of a machine write to the same files, and
-        of several machines each file has one writer, as in `ingot.torch.save_sharded`. With False each rank
-        writes a file of its own, of the parts that it has, with ``DCP_SHARDING_INFO`` in its metadata as
-        torch's `HuggingFaceStorageWriter(save_distributed=True)` has it: `Reader` and torch's
-        `HuggingFaceStorageReader` read these, other programs do not. `max_shard_size`, `filename_pattern`
-        and `metadata` have no effect then.
+        Write whole tensors, which every program can read. All ranks of a machine write to the same files;
+        with ranks on several machines, each file has one writer, as in `ingot.torch.save_sharded`. If False,
+        each rank writes its parts of tensors to a file of its own, with ``DCP_SHARDING_INFO`` in the metadata
+        like torch's `HuggingFaceStorageWriter(save_distributed=True)`: only `Reader` and torch's
+        `HuggingFaceStorageReader` read these files. `max_shard_size`, `filename_pattern` and `metadata` have
+        no effect then.
     process_group : torch.distributed.ProcessGroup, optional
-        The ranks that save together, as `save` is given it. By default all.
+        The ranks that save together, the same as in the call of `save`. By default all ranks.
     **options
         How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces a checkpoint in the
         directory, as `ingot.torch.save_sharded` does.
@@ -197,14 +200,14 @@ class Writer(StorageWriter):
     Raises
     ------
     FileExistsError, OSError, StorageError, SaveError, RankError, OptionError
-        In `save`. `CheckpointException` has the errors of all ranks. The old checkpoint is whole.
+        Raised by `save`; `CheckpointException` has the errors of all ranks. The old checkpoint is unchanged.
 
     Notes
     -----
-    The files of whole tensors equal those from `ingot.torch.save_sharded`, byte for byte, in one pass, with
-    no consolidation. Files get their names when all ranks have written, the index last. From the plan to the
-    end a save holds a lock on the directory. ``use_collectives=False`` needs ``whole=False``. `async_save`
-    works with either, and writing holds the GIL for no longer than it takes to hand tensors over.
+    The files of whole tensors are byte for byte those of `ingot.torch.save_sharded`, written in one pass
+    without a consolidation step. The files are renamed when all ranks have written, the index last. A save
+    locks the directory from planning to the end. ``use_collectives=False`` needs ``whole=False``.
+    `async_save` works with both. Writing holds the GIL only while tensors are handed over.
 
     A state dict holds tensors only. Other objects, such as the ``param_groups`` of an optimizer, are
     refused by name.
@@ -235,9 +238,10 @@ class Writer(StorageWriter):
         self._whole, self._group = whole, process_group
         self._save_id = uuid4().hex
         self._place = Place(destination, filename_pattern)
-        # The save that is under way, on the coordinator. A list, from which two threads do not take the same.
+        # The save in progress, on the coordinator. It is in a list because `pop` is atomic: only one thread
+        # finishes it.
         self._saving: list[ExitStack] = []
-        # Of files of parts, when all are written.
+        # The names of files of parts, once all are written.
         self._names: list[str] = []
         self._writers: dict[str, _writer.Writer] = {}
 
@@ -247,18 +251,18 @@ class Writer(StorageWriter):
         return self._place.directory
 
     def storage_meta(self) -> StorageMeta:
-        """Return the facts of this save for planners."""
+        """Return the identifiers of this save for planners."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a save to `checkpoint_id`, or to the same directory again."""
+        """Begin a save to `checkpoint_id`, or another save to the same directory."""
         self._give_up()
         if checkpoint_id is not None:
             self._place = Place(checkpoint_id, self._pattern)
         self._save_id = uuid4().hex
 
     def _give_up(self) -> None:
-        """Remove what a save that did not come to its end has written."""
+        """Remove the files of a save that did not finish."""
         self._writers = {}
         with suppress(IndexError):
             give_up(self._saving.pop())
@@ -268,9 +272,10 @@ class Writer(StorageWriter):
             self._give_up()
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Take a role; the coordinator makes the files, and puts them in place."""
+        """Store this rank's role. The coordinator creates the files and renames them."""
         self._rank: int = kwargs.get("rank", 0)
-        # Without torch's collectives every rank plans and finishes by itself, and this writer's ranks agree.
+        # Without torch's collectives, every rank plans and finishes by itself, and the ranks synchronise in
+        # this class.
         self._plans_alone = not kwargs.get("use_collectives", True) and has_ranks()
         if self._plans_alone and self._whole:
             way_out = "save parts by ingot.dcp.Writer(…, whole=False)"
@@ -279,11 +284,11 @@ class Writer(StorageWriter):
             raise OptionError(message, code="parts-only", found=False)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Refuse objects that are not tensors, and note the order of the names."""
+        """Raise for objects that are not tensors, and record the order of the names."""
         with Peers(self._group).step("planning") if self._plans_alone else nullcontext():
             self._check_items(plan)
         if not getattr(plan, "usable", True):
-            # The planner has kept another plan with the facts for this one.
+            # The planner cached an equal plan, which already has this data.
             return plan
         names = [item.index.fqn for item in plan.items]
         directory = os.path.realpath(self._place.directory)
@@ -293,12 +298,12 @@ class Writer(StorageWriter):
         for item in plan.items:
             if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
                 way_out = "save only the tensors of the state dict, and the rest by torch.save"
-                what = "files of tensors cannot hold an object that is none"
+                what = "files of tensors cannot contain other objects"
                 message = f"{_quoted(item.index.fqn)}: {what}: {way_out}"
                 raise SaveError(message, code="no-tensor", tensor=item.index.fqn)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Plan the files, and make them."""
+        """Plan the files, and create them."""
         self._give_up()
         self._check_directories(plans)
         plans = _complete(plans)
@@ -327,7 +332,7 @@ class Writer(StorageWriter):
         return [*map(_with_data, plans, noted)]
 
     def _check_directories(self, plans: list[SavePlan]) -> None:
-        """Raise if a rank saves to another directory. Plans that a planner has kept are of other saves."""
+        """Raise if a rank saves to another directory. Skips cached plans, which are of earlier saves."""
         own = os.path.realpath(self._place.directory)
         for rank, plan in enumerate(plans):
             local = plan.storage_data
@@ -337,14 +342,14 @@ class Writer(StorageWriter):
                 raise RankError(message, code="ranks-differ", rank=rank)
 
     def _begin_parts(self) -> str:
-        """Prepare the directory for files of parts. Returns what their paths start with."""
+        """Prepare the directory for files of parts. Return the prefix of their paths."""
         with ExitStack() as saving:
             prefix, self._names = saving.enter_context(replacing(self._place, self._how))
             self._saving.append(saving.pop_all())
         return os.path.join(os.path.abspath(self._place.directory), prefix)
 
     def _begin_parts_together(self) -> str:
-        """Prepare the directory on the first of all ranks."""
+        """Prepare the directory on rank 0 for all ranks."""
         peers, prefix = Peers(self._group), ""
         own = os.path.realpath(self._place.directory)
         peers.same(lambda: ({"directory": own}, None), "comparing options")
@@ -367,7 +372,7 @@ class Writer(StorageWriter):
         try:
             results = self._written(plan, planner, where)
         except BaseException:
-            # On the coordinator: no other rank renames the files.
+            # On the coordinator: without it, no other rank renames the files.
             self._give_up()
             raise
         if self._saving:
@@ -377,7 +382,7 @@ class Writer(StorageWriter):
         return done
 
     def _written(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
-        """Write this rank's items. If ranks plan alone, all raise if one fails."""
+        """Write this rank's items. If each rank plans alone, a failure of one rank is raised on all."""
         if where.names is not None:
             return self._send(plan, planner, where)
         with Peers(self._group).step("writing") if self._plans_alone else nullcontext():
@@ -404,7 +409,7 @@ class Writer(StorageWriter):
         return results
 
     def _send(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
-        """Save with ranks of other machines: a rank writes each file, and the first puts all in place."""
+        """Save with ranks of other machines: one rank writes each file, and rank 0 renames all files."""
         peers = Peers(self._group)
         together = Together(partial(_looked, plan, planner), peers)
         files = self._files({name: together.specs[name].nbytes for name in where.names or ()})
@@ -415,7 +420,7 @@ class Writer(StorageWriter):
         return [WriteResult(index, sizes[index.fqn], homes[index.fqn]) for index in indices]
 
     def _write_parts(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
-        # A file has one tensor of a name: a second part of it goes to another file.
+        # A file has at most one tensor of each name, so a second part of a tensor goes to another file.
         shards: list[dict[str, WriteItem]] = []
         for item in plan.items:
             free = next((shard for shard in shards if item.index.fqn not in shard), None)
@@ -434,7 +439,7 @@ class Writer(StorageWriter):
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Put the files in place."""
+        """Rename the files to their final names."""
         written = {result.storage_data for some in results for result in some}
         if self._plans_alone:
             peers = Peers(self._group)
@@ -446,7 +451,8 @@ class Writer(StorageWriter):
 
     def _put_in_place(self, written: set[str]) -> None:
         if not self._saving:
-            # Another rank does, or ranks of several machines have agreed that all is in place.
+            # Another rank renames the files, or ranks of several machines have already agreed that all are
+            # renamed.
             return
         with self._saving.pop():
             if not self._whole:
@@ -466,9 +472,9 @@ def _with_data(plan: SavePlan, data: object) -> SavePlan:
 
 
 def _complete(plans: list[SavePlan]) -> list[SavePlan]:
-    """Return the plans of all ranks. A planner that keeps plans passes only those that have changed.
+    """Return the plans of all ranks. A caching planner passes only the plans that have changed.
 
-    Temporary files have new names in each save, and each rank reads them in its plan.
+    The cached plans must be completed, since each rank's plan has the new names of the temporary files.
     """
     if all(getattr(plan, "usable", True) for plan in plans):
         return plans
@@ -479,8 +485,8 @@ def _complete(plans: list[SavePlan]) -> list[SavePlan]:
 
 
 def _other_plans() -> OptionError:
-    kept = "torch has kept plans of another planner or writer in this process, and these are not among them"
-    way_out = "use one of each with it, or DefaultSavePlanner(enable_plan_caching=False)"
+    kept = "torch has cached plans of another planner or writer in this process, and none of this one"
+    way_out = "use only one planner and one writer, or DefaultSavePlanner(enable_plan_caching=False)"
     return OptionError(f"enable_plan_caching: {kept}: {way_out}", code="other-kept-plans")
 
 
@@ -501,9 +507,9 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
             assert item.tensor_data is not None
             spec = _Spec(item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
             if found.setdefault(item.index.fqn, spec) != spec:
-                reason = f"ranks do not have the same: expected {found[item.index.fqn]}, found {spec}"
+                reason = f"its dtype or shape differs by rank: expected {found[item.index.fqn]}, found {spec}"
                 raise located(SaveError, reason, code="mismatch", tensor=item.index.fqn)
-    # A replica is written by any rank, and keeps its position from before that decision.
+    # Any rank may write a replica. The tensor keeps its position in the order before the writer was chosen.
     order = dict.fromkeys(name for plan in plans for name in plan.storage_data.names)
     return {name: found[name] for name in order if name in found}
 
@@ -515,7 +521,7 @@ def _looked(plan: SavePlan, planner: SavePlanner) -> Looked:
         assert item.tensor_data is not None
         name, sizes = item.index.fqn, item.tensor_data.chunk.sizes
         if name in found:
-            why = "and ranks of several machines send each other one"
+            why = "but ranks of several machines exchange one part per tensor"
             reason = f"a rank has several parts of it, {why}: write parts by ingot.dcp.Writer(…, whole=False)"
             raise located(SaveError, reason, code="several-parts", tensor=name)
         sides = zip(_begin(item), sizes, strict=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         contiguous: Contiguous
 
 
-# How the option `shared` of functions that save, and of those that load, is checked.
+# The checks of the option `shared`, of functions that save and of functions that load.
 shared_as = partial(one_of, "shared", choices=("error", "copy", "alias"))
 _loaded_as = partial(one_of, "shared", choices=("alias", "drop"))
 
@@ -86,38 +86,37 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     device : str, int, torch.device, dict or callable
-        Where the tensors are placed: a device for `torch.device`. ``"meta"`` makes empty tensors and reads
-        nothing. Onto a GPU (``"cuda"``) and other accelerators tensors are read through pinned memory, into
+        Where the tensors are placed: any argument of `torch.device`. ``"meta"`` makes empty tensors and reads
+        nothing. Tensors on a GPU (``"cuda"``) and other accelerators are read through pinned memory, into
         memory of torch's own allocator; work that is queued on the current stream after the call sees their
         values. A dict has patterns of names, each with a device, such as
         ``{"layers.0.*": "cuda:0", "*": "cpu"}``. ``*`` is any text and ``?`` one character. The first that
         matches decides, and each has to match a tensor. A callable is called with the `TensorInfo` of each
         tensor and returns its device. Aliases are placed on the same device as the stored tensor.
-        Tensors of `out` stay where they are. torch's default device has no effect. Inside of a
-        ``FakeTensorMode`` the tensors are fake ones of that mode, on this device.
+        Tensors of `out` stay where they are. torch's default device has no effect. Inside a
+        ``FakeTensorMode`` the tensors are fake tensors of that mode, on this device.
     shared : {"alias", "drop"}
         What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
-        ``"alias"`` restores them, on the same memory as the tensor that was written. ``"drop"`` returns the
-        tensors in the file, and aliases that `keys` selects with memory of their own. Other files have no
-        such names.
+        ``"alias"`` restores them, on the memory of the stored tensor. ``"drop"`` returns only the tensors in
+        the file; aliases that `keys` selects get memory of their own. Other files have no such names.
     out : dict of str to torch.Tensor, or to a list of these, optional
         Existing tensors to read into, without a second copy; the result has the same objects. They may have
         any strides and be on any device. They need the shape and the dtype of the values that are read, and
-        must not overlap. Several parts of one tensor go to a list of destinations, with a list of as many
-        indices in `slices`.
+        must not overlap. To read several parts of one tensor, pass a list of destinations here and a list of
+        as many indices in `slices`.
     return_metadata : bool
         Return the metadata too, read from the same version of the file.
     **options
-        What is loaded, and how: `ingot.typing.LoadOptions`.
+        Which tensors are loaded and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
     dict of str to torch.Tensor
         In the order of `keys`, else of the file. On the CPU with ``"mmap"`` they are views of the mapped
-        file, copy on write: they may be written to, the file does not change, and nothing is read before it
-        is touched; slices that do not lie together in the file, and converted tensors, have memory of their
-        own. ``F4`` comes packed, as ``float4_e2m1fn_x2``, with half the last dimension of the header. With
-        `return_metadata` a tuple of this and of the metadata of the file.
+        file, copy on write: writes do not change the file, and data is read when it is first touched. Slices
+        that are not contiguous in the file, and converted tensors, are copies. ``F4`` is packed: its dtype is
+        ``float4_e2m1fn_x2``, and the last dimension is half of the header's. With `return_metadata`, a tuple
+        of the dict and the metadata of the file.
 
     Raises
     ------
@@ -136,20 +135,20 @@ def load_file(
         This torch lacks a tensor's dtype, or it cannot be converted. `ingot.safe_open` reads the other
         tensors.
     DestinationError
-        A tensor of `out` has another shape or dtype, no memory, or shares memory with another or with itself;
-        or autograd does not allow it to be filled, as for `load_into`. Nothing has been read.
+        A tensor of `out` has another shape or dtype, has no memory, overlaps another or itself, or may not be
+        filled because of autograd, as for `load_into`. Nothing has been read.
     StorageError
-        Reading failed. What was read by then is in the tensors of `out`.
+        Reading failed. The tensors of `out` may be partly filled.
     IntegrityError
         A tensor, or the file, differs from its digest (``code`` is ``"digest-mismatch"``); the file
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     DeviceError
-        The device cannot be used: no driver, no such device, the child of a fork, a capture into a graph, a
-        call of the driver that fails. Memory that it lacks is `torch.OutOfMemoryError`.
+        The device cannot be used: no driver, no such device, a child after a fork, a capture into a graph, a
+        failed call of the driver. Out of memory is `torch.OutOfMemoryError`.
     OptionError
-        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices; no pattern of `device`
-        fits a name; or `slices` or `out` have a tensor that the other options leave out.
+        `device`, `backend`, `shared`, `dtype` or `threads` is not one of the choices, no pattern of `device`
+        matches a name, or the other options leave out a tensor of `slices` or `out`.
     SafetensorError
         The record of shared tensors in the metadata is broken (``code`` is ``"invalid-alias"``).
 
@@ -184,15 +183,14 @@ def load(data: Buffer, *, shared: Loaded = "alias", **options: Unpack[NoOptions]
     Parameters
     ----------
     data : bytes, bytearray, memoryview, mmap or any other C-contiguous buffer
-        A whole file, in either format: its content decides.
+        A whole file. The format is detected from its contents.
     shared : {"alias", "drop"}
         As for `load_file`.
 
     Returns
     -------
     dict of str to torch.Tensor
-        As for `load_file`, on the CPU, but with memory of their own: `data` is copied and may change
-        afterwards.
+        As for `load_file`, on the CPU, with memory of their own: `data` is copied and may change afterwards.
 
     Raises
     ------
@@ -223,7 +221,7 @@ def _loaded(
             restore(found, views)
         return found
     names = selected.names(checkpoint, aliases=bool(views))
-    # The stored tensor of each, on whose memory it is.
+    # The stored tensor of each alias.
     bases = {name: views[of]["of"] if of in views else of for name, of in names.items()} if views else names
     if selected.is_plain():
         found = _load.tensors(checkpoint, dict.fromkeys(bases.values()), wrap, move, how)
@@ -250,8 +248,8 @@ def _parts(
     def is_cut(name: str) -> bool:
         return name in out or selected.of(name) is not None
 
-    # Aliases are views of tensors that are read whole, also if only the aliases are selected. Nearly all
-    # files have none, and some files have many tensors.
+    # Aliases are views of whole stored tensors, which are read even if only the aliases are selected. This is
+    # skipped for files without aliases, since nearly all have none and some have many tensors.
     restored = {name: views[name] for name in names if name in views and not is_cut(name)} if views else {}
     sources = {name: names[name] for name in names if name not in restored} if restored else names
     refuse_captured(out)
@@ -286,28 +284,27 @@ def save(
     Parameters
     ----------
     tensors : dict of str to torch.Tensor
-        Of any layout and on any device. What is stored is the tensor's values in C order; those that are
-        strided, conjugated, negated lazily or not on the CPU are put in order, or fetched, a few MiB at a
-        time.
+        With any layout, on any device. The values are stored in C order. Tensors that are strided,
+        conjugated, lazily negated or not on the CPU are packed or copied to the CPU in pieces of a few MiB.
     metadata : dict of str to str, optional
         Text to store beside the tensors. Keys that describe the tensors of another file are left out:
         ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures (``c2pa:manifest``,
         ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
     format : {"safetensors", "bintensors"}
-        What to write.
+        The file format.
     shared : {"error", "copy", "alias"}
         What to do with tensors that share memory. ``"error"`` refuses them, as upstream. ``"copy"`` writes
-        each in full. ``"alias"`` writes the memory once and notes the other names in the metadata, under
-        ``ingot.shared``, so that `load_file` returns all of them on one memory; other readers see only
-        the tensor that was written.
+        each in full. ``"alias"`` writes the memory once and records the other names in the metadata, under
+        ``ingot.shared``, so that `load_file` restores the sharing; other readers see only the tensor that was
+        written.
     contiguous : {"copy", "error"}
-        What to do with tensors that do not lie in C order, such as transposed and ``channels_last`` ones:
-        pack them, a few MiB at a time, or refuse them, as upstream.
+        What to do with tensors that are not contiguous in C order, such as transposed and ``channels_last``
+        ones: ``"copy"`` packs them, a few MiB at a time, and ``"error"`` rejects them, as upstream.
 
     Returns
     -------
     bytes
-        The same for the same input (FORMAT.md, "Writing").
+        The same bytes for the same input (FORMAT.md, "Writing").
 
     Raises
     ------
@@ -316,8 +313,8 @@ def save(
     TypeError
         A name, a key or a value of the metadata is not a str.
     SharedMemoryError
-        Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and neither of them holds
-        all of it. Two of the names are in the message.
+        Two tensors share memory and `shared` is ``"error"``; or it is ``"alias"`` and no tensor covers all of
+        the shared memory. The message has two of the names.
     SaveError
         A tensor has no plain values (sparse, quantised, meta, a wrapper such as a DTensor, made inside of a
         transform such as vmap, or with a storage that was freed or shrunk), is not contiguous while
@@ -378,17 +375,17 @@ def save_file(
     tensors, metadata
         As for `save`. Tensors must not change while they are written.
     filename : str, bytes, os.PathLike, or an object with a ``write``
-        Where to write. A file of that name is replaced, also when the tensors were loaded from it. An object
-        such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a time
+        Where to write. An existing file is replaced, even if the tensors were loaded from it. An object, such
+        as an open binary file or `io.BytesIO`, gets the bytes of the file in pieces
         (`ingot.typing.Writable`).
     shared, contiguous
         As for `save`.
     background : bool
-        Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised by
-        its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one another
-        in the order of the calls. The interpreter does not exit before they are done.
-        If a save fails and its future is never asked, the next save warns (`RuntimeWarning`), and the error
-        is printed on standard error at exit.
+        Write in a thread and return an `ingot.SaveFuture` early. Errors while writing are raised by its
+        ``result()``; once its ``staged`` is done, the tensors may change. Background saves run in the order
+        of the calls. The interpreter waits for pending saves at exit. If nothing asks for the result of a
+        failed save, the next save warns (`RuntimeWarning`), and the error is printed on standard error at
+        exit.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
@@ -405,7 +402,7 @@ def save_file(
     StorageError
         Writing failed. An existing file is unchanged unless `atomic` is False.
     ValueError, TypeError, SharedMemoryError, SaveError, OptionError
-        As `save` does, and before the disk is touched.
+        As `save` does, before anything is written to the disk.
 
     Examples
     --------
@@ -434,14 +431,14 @@ def write_tensors(
 
 
 def _shown(shared: Shared, views: Views) -> dict[str, Any]:
-    """Return the options of the extension module for shared memory. Aliases are settled before."""
+    """Return the options of the extension module for shared memory. Aliases are resolved before this call."""
     return {"export": _export, "shared": "copy" if shared == "copy" else "error", "views": rendered(views)}
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:
-    """Return `payload`, which checks for shared memory before the first copy.
+    """Return `payload`, which is first checked for shared memory.
 
-    What is copied no longer shares anything, so the extension cannot see it any more.
+    The extension checks too, but tensors that were copied here no longer share memory there.
     """
     looked = shared != "error"
 
@@ -456,9 +453,9 @@ def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str,
 
 
 def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return copies on the tensors' devices. Tensors that cannot be stored are refused later."""
+    """Return copies of the tensors on their devices. Tensors that cannot be stored are rejected later."""
     if shared == "error":
-        # Copies share no memory.
+        # Copies do not share memory.
         refuse_shared(_plain_ones(tensors))
     return copied(tensors, "device")
 
@@ -466,7 +463,7 @@ def _copies(shared: Shared, tensors: dict[str, torch.Tensor]) -> dict[str, torch
 def _stored(
     own: dict[str, torch.Tensor], shared: Shared, contiguous: Contiguous
 ) -> tuple[dict[str, torch.Tensor], Views]:
-    """Return the tensors to write, and the places of the others in them."""
+    """Return the tensors to write, and the positions of the aliases in them."""
     if contiguous == "error":
         refuse_strided(own)
     if shared != "alias":

@@ -1,4 +1,4 @@
-"""``ingot tree``: the tensors by module path, with repeats as one."""
+"""``ingot tree``: the tensors by module path, with repeated modules on one line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 # The tree of modules, from the names of the tensors.
 
 
-# Deeper paths are names with many dots in them. It keeps the walk through the tree from being too deep.
+# The deepest level of modules; the dots in the rest of a path are part of the name. This limits the
+# recursion.
 _DEEPEST = 64
 
 
 @dataclass(slots=True)
 class Node:
-    """What has one path: a module, a tensor, or both."""
+    """The module and the tensor with a path; one of them may be missing."""
 
     tensor: TensorInfo | None = None
     children: dict[str, Node] = field(default_factory=dict)
@@ -35,7 +36,7 @@ class Node:
 
 @dataclass(slots=True)
 class Group:
-    """One module, or several alike that follow each other by number."""
+    """One module, or several equal modules with consecutive numbers."""
 
     label: str
     repeats: int
@@ -62,9 +63,9 @@ def tree(infos: Iterable[TensorInfo]) -> Node:
 
 
 def grouped(node: Node, expand: bool, times: int = 1) -> list[Group]:
-    """Return the children of `node`, with consecutive equal ones as one unless `expand`.
+    """Return the children of `node`. Unless `expand`, consecutive equal modules become one group.
 
-    All numbers are for every repeat of every module above, so that they add up.
+    All numbers are multiplied by the number of repeats of the modules above, so that they add up.
     """
     alike: list[list[tuple[str, Node]]] = []
     last: Hashable = None
@@ -83,7 +84,7 @@ def _group(same: list[tuple[str, Node]], expand: bool, times: int) -> Group:
     if len(same) > 1:
         label = f"{label}-{same[-1][0]}"
     children = grouped(node, expand, times)
-    # A module with nothing but one module in it needs no line of its own.
+    # A module that contains only one module shares its line.
     if len(children) == 1 and own is None:
         only = children[0]
         only.label, only.repeats = f"{label}.{only.label}", only.repeats * len(same)
@@ -104,7 +105,7 @@ def _group(same: list[tuple[str, Node]], expand: bool, times: int) -> Group:
 
 
 def _likeness(node: Node) -> Hashable:
-    """Return a value that is equal for modules with the same names, dtypes and shapes."""
+    """Return a key that is equal for modules with the same names, dtypes and shapes."""
     if node.likeness is None:
         own = node.tensor and (node.tensor.dtype, node.tensor.shape)
         node.likeness = own, tuple((label, _likeness(child)) for label, child in node.children.items())
@@ -116,7 +117,7 @@ def _continues(label: str, following: str) -> bool:
 
 
 def _is_number(label: str) -> bool:
-    # Neither `01`, since a range would print it as 1, nor digits of other scripts.
+    # `01` is not a number here, since a range would print it as 1. Digits of other scripts are not either.
     return label.isascii() and label.isdigit() and len(label) < 10 and str(int(label)) == label
 
 
@@ -155,7 +156,7 @@ def _rows(screen: Screen, groups: list[Group], depth: int | None) -> Iterator[tu
     while rest:
         group, level, above = rest.pop()
         path = f"{above}.{group.label}" if above else group.label
-        # In a pipe each line is complete.
+        # In a pipe, each line shows the full path.
         label = "  " * level + group.label if human else path
         tensor = group.tensor
         yield (
