@@ -134,7 +134,7 @@ export function streamRange(source, begin, end, { signal, pieceBytes = PIECE_NBY
   return pieces(from, begin, end, signal, pieceBytes);
 }
 
-/** The same bytes in parts of any length: `fill(view)` fills a view with the next bytes, `close()` ends the request. */
+/** Returns a reader of the same bytes: `fill(view)` fills a view with the next bytes, `close()` ends the request. */
 export function openRange(source, begin, end, signal) {
   const from = asSource(source);
   checkRange(from, begin, end);
@@ -147,7 +147,7 @@ async function* pieces(source, begin, end, signal, pieceBytes) {
   let buffer = new ArrayBuffer(0);
   try {
     for (let at = begin; at < end;) {
-      // For the first piece, and after the caller has transferred the buffer.
+      // For the first piece, and if the caller has transferred the buffer of the last one.
       if (buffer.byteLength === 0) buffer = new ArrayBuffer(Math.min(pieceBytes, end - at));
       const piece = new Uint8Array(buffer, 0, Math.min(pieceBytes, end - at));
       await namingLater(source.name, () => reading.fill(piece));
@@ -159,7 +159,7 @@ async function* pieces(source, begin, end, signal, pieceBytes) {
   }
 }
 
-/** Reads all bytes of a range. Its faults do not yet name the file. */
+/** Reads all bytes of a range. Its errors do not name the file; the caller adds the name. */
 export async function readAll(source, begin, end, signal, into = new Uint8Array(end - begin)) {
   const reading = new Reading(source, begin, end, signal);
   try {
@@ -205,7 +205,7 @@ function isShared(buffer) {
   return typeof SharedArrayBuffer !== "undefined" && buffer instanceof SharedArrayBuffer;
 }
 
-/** The bytes of any buffer or view. */
+/** Returns the bytes of a buffer or a view. */
 export function bytesOf(source, what) {
   if (source instanceof ArrayBuffer) return new Uint8Array(source);
   if (ArrayBuffer.isView(source)) {
@@ -217,13 +217,13 @@ export function bytesOf(source, what) {
   throw new TypeError(`${what} must be an ArrayBuffer or a view of one`);
 }
 
-/** Returns a source of ours for anything that needs no request to a server. */
+/** Returns one of our sources for anything that needs no request to a server. */
 export function asSource(source) {
   if (source instanceof OwnSource) return source;
   if (isBuffer(source)) return new BytesSource(bytesOf(source, "source"));
   if (isBlob(source)) return new BlobSource(source);
   if (isSource(source)) return new ForeignSource(source);
-  throw new TypeError("source must be what openSource gives, a Blob or an ArrayBuffer");
+  throw new TypeError("source must be a result of openSource, a Blob or an ArrayBuffer");
 }
 
 /**
@@ -231,7 +231,7 @@ export function asSource(source) {
  * `read(view)` and `close()`. `read` puts the next bytes at the start of `view` and returns their number, 0 at the end.
  */
 class OwnSource {
-  /** Retries: only faults of a network are temporary. */
+  /** The number of retries. 0 by default, since only faults of a network are temporary. */
   retries = 0;
 
   constructor(name, size) {
@@ -268,7 +268,7 @@ class BlobSource extends OwnSource {
   }
 }
 
-/** A local file, in Node. It is opened for each range, so that there is nothing to close. */
+/** A local file, in Node. Each read opens it, so that there is nothing to close. */
 class FileSource extends OwnSource {
   constructor(path, { size, version }) {
     super(path, size);
@@ -303,7 +303,7 @@ class ForeignSource extends OwnSource {
       const upTo = Math.min(end, at + view.length);
       if (upTo === at) return 0;
       const bytes = await unlessAborted(signal, () => this.source.read(at, upTo, signal));
-      if (!(bytes instanceof Uint8Array)) throw new TypeError("source.read must give a Uint8Array");
+      if (!(bytes instanceof Uint8Array)) throw new TypeError("source.read must return a Uint8Array");
       if (bytes.length !== upTo - at) throw wrongLength(upTo - at, bytes.length);
       view.set(bytes);
       at = upTo;
@@ -499,7 +499,7 @@ class Reading {
       more = await this.#answer.read(new Uint8Array(1));
     } catch {
       this.#signal?.throwIfAborted();
-      // All bytes are here, so a bad end of the answer does no harm.
+      // All bytes have arrived, so an error at the end of the answer is ignored.
     }
     if (more > 0) throw wrongLength(this.#end - this.#begin, this.#end - this.#begin + more);
     await this.close();
@@ -536,7 +536,7 @@ class Stream {
 
   constructor(stream, patience, faultOf) {
     [this.#patience, this.#faultOf] = [patience, faultOf];
-    // Some answers have no body, which means no bytes.
+    // Some answers have no body. They contain no bytes.
     const body = stream ?? new Blob([]).stream();
     try {
       this.#reader = body.getReader({ mode: "byob" });

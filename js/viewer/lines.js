@@ -47,9 +47,9 @@ export class Matrix {
 }
 
 /**
- * Calls `take(number, values)` for each of `rows`, in no order, with the decoded elements of `columns`.
+ * Calls `take(number, values)` for each of `rows`, in any order, with the decoded elements of `columns`.
  *
- * `rows` ascend.
+ * `rows` must be in ascending order.
  */
 export async function readLines(source, { dtype, position }, matrix, rows, columns, take, signal) {
   const unit = unitOf(dtype);
