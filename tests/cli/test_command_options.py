@@ -1,4 +1,4 @@
-"""Every option of every command: it is named as the argument in Python, and none is ignored."""
+"""Every option of every command has the name of the Python argument and has an effect."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.models import save
 
 COMMANDS = dict(every(program))
 
-# The function of each command. Other commands compute their output from headers.
+# The Python function of each command. Commands without one print data from headers.
 FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("stats",): ingot.stats,
     ("check",): ingot.check,
@@ -52,7 +52,7 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("repair",): ingot.repair,
     ("download",): ingot.download,
 }
-# Options that a function lacks, and why.
+# Options without an argument in Python, with the reason.
 EVERYWHERE = {
     "json": "the form of the output",
     "quiet": "the form of the output",
@@ -73,20 +73,20 @@ OWN = {
     ("rename", "sub"): "a callable as rename",
     ("cast", "except"): "ingot.cast has no drop: its keys are those without these",
 }
-# Arguments without an option, and why.
+# Arguments without an option, with the reason.
 SET_BY_THE_COMMAND = {
     "progress": "the command shows a bar on a terminal",
-    "storage_options": "environment variables and the files of the vendors have them",
+    "storage_options": "they come from environment variables and the vendors' files",
     "write_options": "--replace-read-only is its key",
     "backend": "the command chooses it; INGOT_BACKEND sets it",
     "threads": "the command uses all processors",
-    "max_header_size": "the default is enough for every file that is in use",
+    "max_header_size": "the default is large enough for all real files",
     "durable": "INGOT_DURABLE sets it",
     "atomic": "a command never leaves a damaged file",
-    "checksums": "digests are kept, not made",
-    "format": "the name of the destination says it",
+    "checksums": "it keeps existing digests",
+    "format": "the name of the destination decides",
     "metadata": "`ingot meta` changes it",
-    "raises": "the exit status says it",
+    "raises": "the exit status reports it",
     "set": "an argument of the command",
     "remove": "an argument of the command",
     "rename": "--name and --sub",
@@ -119,14 +119,14 @@ def test_command_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
     assert lacking <= SET_BY_THE_COMMAND.keys()
 
 
-# No option is ignored ---------------------------------------------------------------------------------------
+# Every option has an effect --------------------------------------------------------------------------------
 
 PATH, OTHER, CUT = "model.safetensors", "other.safetensors", "cut.safetensors"
 URL = "URL"
 
 
 class Case(NamedTuple):
-    """A command that succeeds, and words for each of its options, which differ from the defaults."""
+    """A command that succeeds, and values for each of its options that differ from the defaults."""
 
     base: list[str]
     options: dict[str, list[str]] = {}  # noqa: RUF012 - nothing changes it
@@ -203,13 +203,13 @@ CASES: dict[tuple[str, ...], Case] = {
     ),
     ("completion",): Case(["bash"]),
 }
-# An option and another, with which it has no effect, and why it is not refused.
+# Pairs of options: the first has no effect with the second, and is accepted for the given reason.
 WITHOUT_EFFECT = {
     ("ls", "long", "json"): "JSON has the columns that --long adds",
     ("ls", "long", "quiet"): "--quiet prints the names",
     ("cat", "quiet"): "the next command needs all of the output",
     ("merge", "on_duplicate", "dry_run"): "these files have no common name: the next test has some",
-    ("download", "threads", "dry_run"): "threads decide how files are fetched, not which",
+    ("download", "threads", "dry_run"): "threads change how files are fetched, not which",
 }
 FILES = (PATH, OTHER, CUT, "pairs.json", "sub")
 
@@ -229,7 +229,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_command_options_all_have_a_case() -> None:
-    # tests/remote/test_providers.py runs `credentials` with the identities that its options are about.
+    # tests/remote/test_providers.py runs `credentials` with identities, which the options of the command
+    # need.
     assert CASES.keys() == COMMANDS.keys() - {("credentials",)}
     for words, case in CASES.items():
         flags = {name for name, option in options_of(words).items() if option.is_flag}
@@ -252,7 +253,7 @@ RECORDED: dict[Any, str] = {
 
 
 class Outcome(NamedTuple):
-    """All that a command does."""
+    """The effects of a command: output, exit status and files."""
 
     ended: Ended
     calls: list[str]
@@ -290,7 +291,7 @@ def typed(words: tuple[str, ...], name: str) -> list[str]:
 
 
 def ignored(words: tuple[str, ...], run_with: Callable[..., Outcome]) -> Iterator[tuple[str, ...]]:
-    """The options that change nothing, alone or beside another one, and are not refused."""
+    """Return the options that change nothing, alone or with another one, and are accepted."""
     names = [*options_of(words)]
     alone = {name: run_with(name) for name in names}
     base = run_with()

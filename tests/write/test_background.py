@@ -1,4 +1,4 @@
-"""Saving in the background, and telling how far it is."""
+"""Saving in the background, and the progress of saves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 
 
 def pipe(folder: Path) -> tuple[Path, threading.Thread, list[bytes]]:
-    """A pipe that is read only when its thread is started: a save into it lasts until then."""
+    """A pipe whose reader starts later, so that a save into it blocks until then."""
     path, found = folder / "pipe", []
     os.mkfifo(path)
     return path, threading.Thread(target=lambda: found.append(path.read_bytes())), found
@@ -60,7 +60,7 @@ def test_background_save_without_a_snapshot_copies_nothing(tmp_path: Path) -> No
     path, reader, found = pipe(tmp_path)
     array = numpy.zeros(3, numpy.uint8)
     future = ingot.numpy.save_file({"a": array}, path, background=True, write_options={"snapshot": False})
-    # The caller breaks the promise, and the file shows it: it was not copied.
+    # The caller changes the array too early, and the file shows the change, because nothing was copied.
     array[:] = 1
     reader.start()
     future.result()
@@ -80,7 +80,7 @@ def test_background_save_is_staged_before_it_is_done(tmp_path: Path) -> None:
         {"a": array}, tmp_path / "t", background=True, write_options={"snapshot": False}
     )
     assert not future.staged.done()
-    # It reports a save, and ends none.
+    # The inner future only reports progress. Cancelling it does not stop the save.
     assert not future.staged.cancel()
     assert waiting.cancel()
     with pytest.raises(CancelledError):
@@ -111,7 +111,7 @@ def test_background_save_that_fails_raises_from_staged(tmp_path: Path) -> None:
         write_options={"snapshot": False},
         progress=stop,
     )
-    # All had been written when it was stopped.
+    # All bytes had been written when the save was stopped.
     assert future.staged.result(60) is None
     assert isinstance(future.exception(60), ZeroDivisionError)
 
@@ -155,7 +155,7 @@ def test_background_saves_of_one_path_run_in_order(tmp_path: Path, monkeypatch: 
         ingot.numpy.save_file({"a": numpy.full(3, number)}, path, background=True)
         for number, path in enumerate(spellings)
     ]
-    # A relative path leads to where it did at the call.
+    # A relative path is resolved when the function is called.
     monkeypatch.chdir("/")
     assert not any(future.done() for future in [first, *saves])
     assert threads() == ["ingot-background"]
@@ -199,7 +199,7 @@ array = numpy.ones(40 << 20, numpy.uint8)
 ingot.numpy.save_file({"a": array}, "one", background=True)
 ingot.numpy.save_file({"a": array}, "two", background=True, write_options={"snapshot": False})
 import atexit
-# Too late for a thread of its own.
+# At exit, no new thread can start.
 atexit.register(lambda: ingot.numpy.save_file({"a": array[:3]}, "three", background=True))
 say("exits")
 """
@@ -265,7 +265,7 @@ def test_background_save_after_an_interrupted_start_runs(
         monkeypatch.undo()
         if started:
             start(thread)
-        # A signal handler that saves, and one that raises.
+        # Signal handlers: one saves, one raises.
         others.append(line.put(lambda: called.append("handler"), Future()))
         raise KeyboardInterrupt
 
@@ -281,7 +281,7 @@ def test_background_save_after_an_interrupted_start_runs(
     for future in others:
         future.result(60)
     wait_for_no_threads()
-    # A call that had begun continues; one that had not is skipped.
+    # A call that had begun continues. A call that had not begun is skipped.
     assert called[-2:] == ["handler", "later"]
     assert called[:-2] in ([], ["first"])
     assert line.put(lambda: 5, Future()).result(60) == 5
@@ -330,7 +330,7 @@ def test_progress_that_raises_stops_the_save(
         raise Stop
 
     def at_the_end(done: int, total: int) -> None:
-        # Everything is written, and only the name is missing.
+        # All bytes are written, and only the rename is missing.
         if done == total:
             raise Stop
 
@@ -344,7 +344,7 @@ def test_progress_that_raises_stops_the_save(
 def test_progress_bar_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # As without tqdm.
+    # The same output as without tqdm.
     monkeypatch.setitem(sys.modules, "tqdm", None)
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     ingot.numpy.save_file({"a": numpy.zeros(3 * MIB, numpy.uint8)}, tmp_path / "m.bt", progress=True)

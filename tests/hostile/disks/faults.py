@@ -28,7 +28,7 @@ from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, superv
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
 MODEL, NEW = "model.safetensors", "new.safetensors"
 
-# The error that each call fails with, as on a real system. EIO for all others.
+# The error of each failing call, as on a real system. All others fail with EIO.
 FAILS = {
     "open": errno.EMFILE,
     "openat": errno.EMFILE,
@@ -53,15 +53,15 @@ FAILS = {
     "clone3": errno.EAGAIN,
     "ioctl": errno.EOPNOTSUPP,
 }
-# Calls that find and remove leftovers.
+# Calls that look for leftovers and remove them.
 CLEANING = ("unlink", "stat", "newfstatat", "fstat", "statx", "getdents64", OPENDIR)
-# Calls that a signal may interrupt, and that are then repeated.
+# Calls that a signal may interrupt. They are then repeated.
 INTERRUPTED = ["open", "openat", "read", "pread64", "write", "pwrite64", "fallocate", "ftruncate", "flock"]
 INTERRUPTED += ["fsync", "fdatasync", "preadv", "pwritev", "copy_file_range", "sendfile"]
 
 
 def furnish(folder: Path) -> None:
-    """A folder with a file, another, and the first one split."""
+    """Create a file, another file, and the first one as shards."""
     folder.mkdir()
     ingot.numpy.save_file(OLD, folder / MODEL, {"format": "np"}, durable=False)
     ingot.numpy.save_file({"c": numpy.ones(9)}, folder / "other.safetensors", durable=False)
@@ -78,7 +78,7 @@ def ways(durable: bool) -> Writers:
         "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
         "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
         "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),
-        # The last, and with it torch: see `Way`.
+        # The last one imports torch: see `Way`.
         "sharded": partial(save_sharded, **anew),
     }
 
@@ -123,7 +123,7 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 class Way:
-    """One writer, its result for the existing files, and the faults found."""
+    """One writer, its results for the existing files, and the faults that were found."""
 
     def __init__(self, name: str, durable: bool = True) -> None:
         if name == "sharded":
@@ -142,7 +142,7 @@ class Way:
         restore(self.before)
 
     def begun(self) -> int:
-        """A child that does it, and exits with 0 where it succeeds."""
+        """Fork a child that runs the writer and exits with 0 on success."""
         child = os.fork()
         if child == 0:
             code = 1
@@ -153,7 +153,7 @@ class Way:
         return child
 
     def outcome(self) -> list[Any]:
-        """In a child: return the outcome that the caller sees."""
+        """Run the writer in a child and return the outcome that the caller sees."""
         try:
             self.write()
         except (ingot.SafetensorError, OSError, MemoryError) as fault:
@@ -186,7 +186,7 @@ class Way:
         restore(self.before)
 
     def killed_at(self, moment: float) -> None:
-        """Killed so many seconds after it began."""
+        """Kill the writer this many seconds after it began."""
         child = self.begun()
         time.sleep(moment)
         os.kill(child, signal.SIGKILL)
@@ -195,7 +195,7 @@ class Way:
 
 
 class Watched(Way):
-    """The same, with faults in its system calls."""
+    """Run the writer with faults in its system calls."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -240,7 +240,7 @@ class Watched(Way):
             self.note(what, f"refused, and changed {differing(files, self.before)}", ended)
 
     def each_is_interrupted(self) -> None:
-        """Check that an interrupted call is no failure."""
+        """Check that an interrupted call causes no failure."""
         for name, nth in self.kinds():
             if name in INTERRUPTED:
                 self.count += 1
@@ -251,7 +251,7 @@ class Watched(Way):
                 restore(self.before)
 
     def each_is_the_last(self) -> None:
-        """Killed before any of its calls."""
+        """Kill the writer before each of its calls."""
         for last in range(1, len(self.calls) + 1):
             self.done(lambda name, nth, number, last=last: KILL if number == last else 0)
             self.after_a_kill(f"killed before call {last}, {self.calls[last - 1]}")
@@ -261,7 +261,7 @@ Findings = dict[str, tuple[int, list[str]]]
 
 
 def findings(name: str) -> Findings | None:
-    """Return for each kind of fault the number tried and the failures; None if calls cannot be traced."""
+    """Return the number of tries and the failures for each kind of fault. None if calls cannot be traced."""
     if not is_possible():
         return None
     way = Watched(name)

@@ -1,7 +1,7 @@
 """Results and errors of `ingot.compat`, compared with the wheel of safetensors in the same calls.
 
-Both return and write the same. The same `except` clauses catch the errors of both, and
-has the words that programs look for. MESSAGES.toml lists every exception, and nothing else.
+Both return and write the same. The same `except` clauses catch the errors of both, and the messages contain
+the words that programs search for. MESSAGES.toml lists all differences, and only differences.
 
 The wheel is the one that is installed: 0.8.0 in `.venv`, and 0.9.0rc1 where `make test-rc` runs this.
 """
@@ -35,7 +35,7 @@ REAL = SimpleNamespace(top=safetensors, torch=safetensors.torch, numpy=safetenso
 WHEEL = version("safetensors")
 LISTED = [one for one in TABLE["difference"] if WHEEL in one.get("upstream", WHEEL)]
 KINDS = ("ours-accepts", "ours-refuses", "class", "words", "result")
-# The words that upstream's own tests compare, and those that programs look for.
+# Words that the tests of upstream compare, and words that programs search for.
 WORDS = re.compile(
     "|".join(
         (
@@ -58,7 +58,7 @@ WORDS = re.compile(
 
 pytestmark = pytest.mark.skipif(
     any(map(importlib.util.find_spec, ("tensorflow", "jax", "mlx", "paddle"))),
-    reason="a framework is installed without which the calls are made",
+    reason="the calls need a missing framework, but one is installed",
 )
 
 
@@ -83,7 +83,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
                         found[name] = kind, "\n  ".join(map(told, said))
         finally:
             ingot.compat.uninstall()
-    # The output of a call is beside its input files.
+    # The output file of a call is in the folder of its inputs.
     assert {path.name for path in place.iterdir() if path.suffix} == set()
     return found
 
@@ -102,7 +102,7 @@ Outcome = Result | BaseException
 def outcome(call: Call, modules: SimpleNamespace, place: Path) -> Outcome:
     try:
         value = seen(call(modules, place))
-    except BaseException as error:  # PyO3's panics are not an `Exception`.
+    except BaseException as error:  # PyO3's panics are not subclasses of `Exception`.
         written(place)
         return error
     return Result(value, written(place))
@@ -113,7 +113,7 @@ def told(one: Outcome) -> str:
 
 
 def compared(theirs: Outcome, ours: Outcome) -> str | None:
-    """In which way the two differ; None where they do not."""
+    """Return how the two results differ, or None if they are equal."""
     if isinstance(theirs, Result):
         if not isinstance(ours, Result):
             return "ours-refuses"
@@ -126,7 +126,7 @@ def compared(theirs: Outcome, ours: Outcome) -> str | None:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """A name of calls, where ``*`` is any text."""
+    """Return whether a name of a call matches a pattern, in which ``*`` is any text."""
     return re.compile(".*".join(map(re.escape, text.split("*"))))
 
 
