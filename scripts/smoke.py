@@ -1,6 +1,6 @@
-"""What an installed wheel must do, without a framework: `python smoke.py`, anywhere, takes seconds.
+"""Test an installed wheel without a framework: `python smoke.py`, in any folder, takes seconds.
 
-With numpy it does more.
+If numpy is installed, arrays are tested too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import ingot
 
 VALUES = bytes(range(256)) * 4096
-# On x86-64, without debug symbols, which would be another 30 MB.
+# The largest size on x86-64, without debug symbols, which would add 30 MB.
 LARGEST_LIBRARY_NBYTES = 8_000_000
 
 
@@ -26,7 +26,7 @@ def library() -> None:
 
 
 def files(folder: Path) -> None:
-    """Both formats, written, opened, verified and damaged."""
+    """Write, open, verify and damage files in both formats."""
     tensors = {"a": {"dtype": "F32", "shape": [1024, 256], "data": VALUES}}
     for name in ("model.safetensors", "model.bt"):
         path = folder / name
@@ -51,7 +51,7 @@ def refusal(path: Path) -> str | None:
 
 
 def arrays(folder: Path) -> None:
-    """Arrays, whole and in part, by each backend."""
+    """Save and load arrays, whole and in part, with each backend."""
     import numpy as np
 
     from ingot.numpy import load_file, save_file
@@ -66,7 +66,7 @@ def arrays(folder: Path) -> None:
 
 
 def main() -> None:
-    """Try everything, and say where."""
+    """Test everything, and print what was tested."""
     if platform.machine() in ("AMD64", "x86_64"):
         library()
     with tempfile.TemporaryDirectory() as folder:
