@@ -1,6 +1,6 @@
 //! The functions of the driver, under its names.
 //!
-//! Each takes its arguments as numbers, asks the simulator, and gives a code.
+//! Each function converts its arguments to numbers, calls the simulator, and returns a code.
 #![allow(unsafe_code)]
 #![allow(non_snake_case, reason = "the names are the driver's")]
 #![allow(
@@ -21,13 +21,13 @@ use crate::simulator::{Mode, Outcome, Simulator, code, held};
 use crate::streams::Way;
 
 thread_local! {
-    /// The context that is current on this thread.
+    /// The current context of this thread.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
-    /// What this thread may do while another one captures.
+    /// The calls that this thread may make while another thread captures.
     static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
 }
 
-/// Does `work`, which the call of this name is.
+/// Runs `work` as one call of the driver.
 fn called(name: &'static str, work: impl FnOnce(&mut Simulator) -> Outcome) -> c_int {
     let mut held = held();
     let simulator = held.get();
@@ -35,7 +35,7 @@ fn called(name: &'static str, work: impl FnOnce(&mut Simulator) -> Outcome) -> c
     code(begun.and_then(|()| work(simulator)))
 }
 
-/// The same for a call that needs a current context, whose device `work` is given.
+/// The same for a call that needs a current context; `work` gets the context's device.
 fn within(name: &'static str, work: impl FnOnce(&mut Simulator, usize) -> Outcome) -> c_int {
     called(name, |simulator| {
         let ordinal = simulator.current(CURRENT.get())?;
@@ -43,7 +43,7 @@ fn within(name: &'static str, work: impl FnOnce(&mut Simulator, usize) -> Outcom
     })
 }
 
-/// The same for a call that waits. While it does, other threads make calls.
+/// The same for a call that waits. During the wait, other threads can make calls.
 fn waiting(name: &'static str, work: impl Fn(&mut Simulator, usize) -> Outcome) -> c_int {
     let mut outcome = within(name, &work);
     while outcome == BUSY {
@@ -56,10 +56,10 @@ fn waiting(name: &'static str, work: impl Fn(&mut Simulator, usize) -> Outcome) 
     outcome
 }
 
-/// Puts an answer where the caller wants it.
+/// Writes a result to the caller's memory.
 ///
 /// # Safety
-/// `place` is null, or can be written to.
+/// `place` is null or writable.
 unsafe fn answer<T>(place: *mut T, value: T) -> Outcome {
     if place.is_null() {
         return Err(INVALID_VALUE);
@@ -184,7 +184,7 @@ fn at(address: u64) -> Outcome<usize> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> c_int {
     within("cuStreamCreate", |simulator, ordinal| {
-        // One that orders itself with the legacy stream is not simulated.
+        // Streams that synchronise with the legacy stream are not simulated.
         if flags != 1 {
             return Err(INVALID_VALUE);
         }
@@ -226,7 +226,7 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c
     })
 }
 
-/// Gives the thread another mode, and the caller the one that it had.
+/// Sets the capture mode of the thread, and returns the previous mode to the caller.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
     called("cuThreadExchangeStreamCaptureMode", |_| {

@@ -1,4 +1,4 @@
-//! The codes of the driver, with their names: as many as tests use.
+//! The codes of the driver that tests use, with their names.
 
 use std::ffi::CStr;
 
@@ -16,7 +16,7 @@ pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
 pub(crate) const CAPTURE_INVALIDATED: i32 = 901;
 pub(crate) const UNKNOWN: i32 = 999;
 
-/// No code of the driver: the call has to wait for a kernel that does not end, and is made again.
+/// Not a code of the driver: the call has to wait for an endless kernel, and is repeated.
 pub(crate) const BUSY: i32 = -1;
 
 const NAMES: [(i32, &CStr, &CStr); 24] = [
@@ -78,13 +78,13 @@ const NAMES: [(i32, &CStr, &CStr); 24] = [
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
 
-/// The name of a code, and what it means.
+/// The name and the description of a code.
 pub(crate) fn words(code: i32) -> Option<(&'static CStr, &'static CStr)> {
     let found = NAMES.iter().find(|(one, ..)| *one == code)?;
     Some((found.1, found.2))
 }
 
-/// Whether every later call gives the same code.
+/// Whether every later call returns the same code.
 pub(crate) fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 700 | 702 | 710 | 714..=719)
 }

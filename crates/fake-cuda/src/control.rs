@@ -32,9 +32,8 @@ pub extern "C" fn fake_cuda_pin_code(error: c_int) {
     held().get().pin_code = error;
 }
 
-/// Plants a mistake in the simulator: 1, threads do not wait for events; 2, created streams wait for no other stream;
-/// 3, the legacy stream does not wait for other streams; 4, events are recorded on the legacy stream. 0 removes the
-/// mistake.
+/// Plants a mistake in the simulator: 1, threads do not wait for events; 2, created streams do not wait for events; 3,
+/// the legacy stream does not wait for events; 4, events are recorded on the legacy stream. 0 removes the mistake.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_mistake(number: usize) {
     let mistake = number.checked_sub(1).and_then(|rank| Mistake::ALL.get(rank));

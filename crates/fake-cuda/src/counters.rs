@@ -1,43 +1,43 @@
-//! What was done, and what should not have been.
+//! Counters of calls, and of mistakes in them.
 
-/// Numbers since the last reset.
+/// The counters since the last reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Counters {
     /// Calls of functions that may fail.
     pub calls: u64,
-    /// Primary contexts that are retained.
+    /// Primary contexts that are currently retained.
     pub contexts: u64,
-    /// Streams that were created and not destroyed.
+    /// Streams that were created and not yet destroyed.
     pub streams: u64,
-    /// Events likewise.
+    /// Events that were created and not yet destroyed.
     pub events: u64,
-    /// Bytes of pinned memory now.
+    /// Bytes of memory that are currently pinned.
     pub pinned: u64,
-    /// The same at most.
+    /// The largest number of bytes that were pinned at once.
     pub pinned_most: u64,
-    /// Recordings of events.
+    /// Recorded events.
     pub records: u64,
-    /// Copies that were queued.
+    /// Queued copies.
     pub copies: u64,
-    /// Bytes that they take to devices.
+    /// Bytes of copies to devices.
     pub bytes_in: u64,
-    /// Bytes that they bring from devices.
+    /// Bytes of copies from devices.
     pub bytes_out: u64,
-    /// Times that a thread waited for something that was not done.
+    /// How often a thread waited for unfinished work.
     pub host_waits: u64,
-    /// Calls without a current context that need one.
+    /// Calls that need a current context and have none.
     pub without_context: u64,
-    /// Calls in the child of a fork.
+    /// Calls in a child after a fork.
     pub forked: u64,
-    /// Calls during a capture that break it.
+    /// Calls during a capture that invalidate it.
     pub captured: u64,
-    /// Copies from or to memory of the host that is not pinned.
+    /// Copies from or to host memory that is not pinned.
     pub pageable: u64,
-    /// Copies to memory of a device that another copy under way writes to.
+    /// Copies to device memory that another pending copy writes to.
     pub overlapping: u64,
-    /// Copies from or to memory that is not allocated, or no more when they are carried out.
+    /// Copies from or to memory that is not allocated, or was freed before the copy ran.
     pub stray: u64,
-    /// Waits for what never happens.
+    /// Waits for something that never happens.
     pub deadlocks: u64,
 }

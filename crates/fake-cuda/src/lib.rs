@@ -1,17 +1,17 @@
-//! A driver of GPUs that are not there: the C functions of CUDA's driver API that copies need, over memory of the host.
+//! A simulated GPU driver: the C functions of CUDA's driver API that copies need, implemented with host memory.
 //!
-//! It does as late as the real one may what the real one does at any time, so that code which forgets to wait is wrong in
-//! nearly every run, and not in one of a thousand:
+//! It does everything as late as the real driver may. So code that forgets to wait fails in nearly every run, instead
+//! of one run in a thousand:
 //!
-//! - A copy fills its destination with poison at once, and reads its source when it is carried out. Nothing is carried out
-//!   before somebody waits or queues more; then a seeded scheduler takes some steps of some streams. A stream keeps its order,
-//!   and what events order; nothing else does.
-//! - Memory of the device cannot be touched by the processor. Pinned memory that was freed keeps other bytes.
-//! - What the real driver lets pass is counted: calls without a context, from the child of a fork or during a capture, copies
-//!   from memory that is not pinned, that overlap, or that reach memory which is not allocated.
-//! - The call of any number can be made to fail with any code.
+//! - A copy fills its destination with poison at once, and reads its source when it runs. Work runs only when a thread
+//! waits or queues more; then a seeded scheduler takes some steps of some streams. Only the order within a stream and
+//! the order of events are guaranteed.
+//! - The processor cannot access device memory. Pinned memory that was freed is overwritten.
+//! - Mistakes that the real driver accepts are counted: calls without a context, in a child after a fork or during a
+//! capture, and copies from memory that is not pinned, that overlap, or that touch unallocated memory.
+//! - Any call, by number, can be made to fail with any code.
 //!
-//! `control` has the functions by which tests say what happens, and ask what did.
+//! `control` has the functions with which tests control the simulator and read its counters.
 
 pub mod abi;
 mod codes;

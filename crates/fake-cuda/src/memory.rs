@@ -1,4 +1,4 @@
-//! Memory of the devices, and pinned memory of the host.
+//! Device memory, and pinned host memory.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
@@ -7,27 +7,27 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::pages;
 
-/// What stands in memory that a copy under way writes to.
+/// The contents of memory that a pending copy will write to.
 pub(crate) const POISON: u8 = 0xDB;
-/// What stands in memory that was freed.
+/// The contents of freed memory.
 pub(crate) const FREED: u8 = 0xEE;
 
-/// Allocations are aligned as the real ones are.
+/// The alignment of allocations, as in the real driver.
 const ALIGNMENT: usize = 512;
-/// Pinned memory is aligned as that of pages is.
+/// The alignment of pinned memory: a page.
 const PAGE: usize = 4096;
 
-/// The memory of one device. Its addresses are reserved, and whoever touches them ends with a fault; what stands there is
-/// elsewhere, where only the simulator finds it.
+/// The memory of one device. Its addresses are reserved, and any access to them faults. The contents are stored
+/// elsewhere, where only the simulator finds them.
 #[derive(Debug)]
 pub(crate) struct Arena {
     start: usize,
     nbytes: usize,
-    /// What stands at the addresses that were ever handed out, which are the first.
+    /// The contents of all addresses that were ever allocated, from the lowest on.
     bytes: Vec<u8>,
-    /// What is allocated: address and size.
+    /// Current allocations: address and size.
     live: BTreeMap<usize, usize>,
-    /// What was freed, by its size, to be handed out again first.
+    /// Freed allocations by size, which are reused first.
     freed: Vec<(usize, usize)>,
 }
 
@@ -45,7 +45,7 @@ impl Arena {
         }
     }
 
-    /// Memory that was freed, if there is some of this size: what an allocator hands out may have had another owner.
+    /// Returns freed memory of this size, if there is any, as an allocator reuses memory of another owner.
     pub(crate) fn allocate(&mut self, nbytes: usize) -> Option<usize> {
         let nbytes = nbytes.max(1).next_multiple_of(ALIGNMENT);
         if let Some(rank) = self.freed.iter().position(|&(_, size)| size == nbytes) {
@@ -61,7 +61,7 @@ impl Arena {
         })
     }
 
-    /// Whether there was such memory. It is overwritten, as its next owner may do at once.
+    /// Frees memory. Returns whether it was allocated. It is overwritten at once, as its next owner may do.
     pub(crate) fn free(&mut self, address: usize) -> bool {
         let Some(nbytes) = self.live.remove(&address) else {
             return false;
@@ -71,7 +71,7 @@ impl Arena {
         true
     }
 
-    /// Frees all that is allocated.
+    /// Frees all allocations.
     pub(crate) fn clear(&mut self) {
         let live: Vec<usize> = self.live.keys().copied().collect();
         for address in live {
@@ -99,7 +99,7 @@ impl Arena {
         into.copy_from_slice(self.at(address, into.len()));
     }
 
-    /// These bytes of the device, which were handed out.
+    /// Returns these bytes of the device, which must be allocated.
     fn at(&mut self, address: usize, nbytes: usize) -> &mut [u8] {
         let begin = address - self.start;
         &mut self.bytes[begin..begin + nbytes]
@@ -114,24 +114,25 @@ impl Drop for Arena {
     }
 }
 
-/// Addresses that no device has just now, and how many. They are kept, since some systems take long to reserve so many.
+/// Reserved addresses that no device uses, and their number. They are kept for reuse, since reserving them takes long
+/// on some systems.
 fn reserved() -> MutexGuard<'static, Vec<(usize, usize)>> {
     static RESERVED: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pinned memory of the host. What was freed is kept until the reset, so that a copy which reads it late reads other bytes.
+/// Pinned host memory. Freed memory is kept until the reset, so that a late copy from it reads other bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     live: BTreeMap<usize, usize>,
-    /// The device in whose context each was allocated.
+    /// The device in whose context each block was allocated.
     owners: BTreeMap<usize, usize>,
     kept: Vec<Box<[u8]>>,
 }
 
 impl Pinned {
     pub(crate) fn allocate(&mut self, nbytes: usize, ordinal: usize) -> usize {
-        // Of this alignment, so that reads past the page cache work as they do with real ones.
+        // The alignment that direct reads need, so that they work as with real pinned memory.
         let memory = vec![0; nbytes + PAGE].into_boxed_slice();
         let address = memory.as_ptr().expose_provenance().next_multiple_of(PAGE);
         self.kept.push(memory);
@@ -140,7 +141,7 @@ impl Pinned {
         address
     }
 
-    /// The device in whose context it was allocated.
+    /// Returns the device in whose context the block was allocated.
     pub(crate) fn owner(&self, address: usize) -> Option<usize> {
         self.live
             .get(&address)
@@ -148,18 +149,18 @@ impl Pinned {
             .copied()
     }
 
-    /// What was allocated in the context of a device.
+    /// Returns the blocks that were allocated in the context of a device.
     pub(crate) fn of(&self, ordinal: usize) -> Vec<usize> {
         let all = self.live.keys().copied();
         all.filter(|address| self.owners.get(address) == Some(&ordinal))
             .collect()
     }
 
-    /// How many bytes were freed, if there were any.
+    /// Frees a block. Returns its size, or `None` if there is no such block.
     pub(crate) fn free(&mut self, address: usize) -> Option<usize> {
         let nbytes = self.live.remove(&address)?;
         let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: asks for bytes that can be written: they are in a box of `kept`.
+        // SAFETY: requires writable bytes: they are in a box of `kept`.
         unsafe { ptr::write_bytes(first, FREED, nbytes) };
         Some(nbytes)
     }
@@ -169,22 +170,22 @@ impl Pinned {
     }
 }
 
-/// Whether these bytes are in one of the allocations.
+/// Returns whether these bytes are inside one allocation.
 fn is_within(live: &BTreeMap<usize, usize>, address: usize, nbytes: usize) -> bool {
     let before = live.range(..=address).next_back();
     before.is_some_and(|(&start, &size)| address + nbytes <= start + size)
 }
 
-/// The bytes of the host from `address` on, which a caller of the driver promised.
+/// Returns the host bytes from `address` on, which the caller of the driver guarantees to be readable.
 pub(crate) fn bytes_of(address: usize, nbytes: usize) -> Vec<u8> {
     let first: *const u8 = ptr::with_exposed_provenance(address);
-    // SAFETY: asks for bytes that can be read: callers of `cuMemcpyHtoDAsync` promise them, and pinned memory stays mapped.
+    // SAFETY: requires readable bytes: callers of `cuMemcpyHtoDAsync` guarantee them, and pinned memory stays mapped.
     unsafe { std::slice::from_raw_parts(first, nbytes) }.to_vec()
 }
 
-/// Writes to the host, where a caller of the driver promised as many bytes.
+/// Writes to host memory, which the caller of the driver guarantees to be writable.
 pub(crate) fn write_host(address: usize, bytes: &[u8]) {
     let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: asks for bytes that can be written: callers of `cuMemcpyDtoHAsync` promise them.
+    // SAFETY: requires writable bytes: callers of `cuMemcpyDtoHAsync` guarantee them.
     unsafe { ptr::copy(bytes.as_ptr(), first, bytes.len()) };
 }

@@ -11,17 +11,17 @@ use crate::counters::Counters;
 use crate::memory::{Arena, POISON, Pinned, bytes_of, write_host};
 use crate::streams::{Capture, Copy, Item, StreamId, Streams, Ticket, Way};
 
-/// Of each device.
+/// The memory of each device in bytes.
 const MEMORY_NBYTES: usize = 8 << 30;
-/// The handle of the legacy stream of the first device, which those of the others follow. What is passed is 0 or 1, for
-/// that of the current one.
+/// The handle of the legacy stream of the first device; the handles of the other devices follow. Callers pass 0 or 1
+/// for the legacy stream of the current device.
 const LEGACY: StreamId = 0x100;
-/// Contexts are these numbers and the ordinal, so that one of before a reset is none.
+/// Contexts are these numbers plus the ordinal, so that contexts from before a reset are invalid.
 const CONTEXT: usize = 0x5000_0000;
-/// Numbers of contexts that a device has, each for one reset of the device.
+/// The numbers of contexts per device, one for each reset of the device.
 const RESETS: usize = 0x100;
 
-/// Calls that break no capture, on streams that are not captured.
+/// Calls on streams that are not captured that do not invalidate a capture.
 const HARMLESS: [&str; 11] = [
     "cuInit",
     "cuThreadExchangeStreamCaptureMode",
@@ -35,14 +35,14 @@ const HARMLESS: [&str; 11] = [
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
 ];
-/// Calls that a thread whose current device is lost still makes.
+/// Calls that succeed on a thread whose current device is lost.
 const ALWAYS: [&str; 3] = [
     "cuThreadExchangeStreamCaptureMode",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
 ];
 
-/// Of a new device: it is not integrated, and on a machine whose memory has no nodes.
+/// The attributes of a new device: not integrated, and on a machine without memory nodes.
 const ATTRIBUTES: [(i32, i32); 2] = [(18, 0), (134, -1)];
 
 pub(crate) type Outcome<T = ()> = Result<T, i32>;
@@ -57,17 +57,17 @@ pub(crate) struct Simulator {
     streams: Streams,
     pinned: Pinned,
     pub(crate) pin_limit: usize,
-    /// What pinning gives beyond it.
+    /// The error code of pinning beyond the limit.
     pub(crate) pin_code: i32,
     pub(crate) mistake: Option<Mistake>,
     pub(crate) counters: Counters,
-    /// In how many calls from now one fails, and with what.
+    /// The planned failure: the number of calls until then, and the code.
     pub(crate) planned: Option<(u64, i32)>,
-    /// Recordings that somebody has asked for.
+    /// Recordings that a call has asked about.
     asked: BTreeSet<Ticket>,
 }
 
-/// What a thread may do while another one captures a stream: `CUstreamCaptureMode`.
+/// The calls that a thread may make while another thread captures a stream: `CUstreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Global,
@@ -91,16 +91,16 @@ impl Mode {
     }
 }
 
-/// What is done wrong on the caller's behalf, as if he had forgotten it: for tests of tests.
+/// A mistake that is made in place of the caller, to test the tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mistake {
     /// Threads do not wait for events.
     NoHostWait,
-    /// Streams that were created wait for no event.
+    /// Created streams do not wait for events.
     NoWaitBefore,
-    /// The legacy stream waits for no event.
+    /// The legacy stream does not wait for events.
     NoWaitAfter,
-    /// Events are recorded on the legacy stream, whatever stream is named.
+    /// Events are recorded on the legacy stream, not on the given stream.
     WrongStream,
 }
 
@@ -116,9 +116,9 @@ impl Mistake {
 #[derive(Debug)]
 struct Device {
     retained: u64,
-    /// How often it was reset.
+    /// The number of resets.
     resets: usize,
-    /// What every call for it gives from now on.
+    /// The code that every call returns once the device is lost.
     lost: Option<i32>,
     attributes: BTreeMap<i32, i32>,
     arena: Arena,
@@ -126,7 +126,8 @@ struct Device {
 
 static SIMULATOR: Mutex<Option<Simulator>> = Mutex::new(None);
 
-/// The simulator, for one call. One thread at a time: who waits drives all streams, so that no thread waits for another.
+/// The simulator, locked for one call. A waiting thread runs the work of all streams, so that no thread waits for
+/// another.
 pub(crate) struct Held(MutexGuard<'static, Option<Simulator>>);
 
 pub(crate) fn held() -> Held {
@@ -140,7 +141,7 @@ impl Held {
         self.0.get_or_insert_with(|| Simulator::new(0, 1, 0))
     }
 
-    /// Forgets all, and begins anew.
+    /// Resets the simulator.
     pub(crate) fn reset(&mut self, seed: u64, devices: usize) {
         let generation = self.get().generation + 1;
         *self.0 = Some(Simulator::new(seed, devices, generation));
@@ -177,7 +178,7 @@ impl Simulator {
         }
     }
 
-    /// Begins a call of a thread with this mode and this current context: whether it fails whatever it does.
+    /// Begins a call of a thread with this mode and this current context. Returns the code if it has to fail.
     pub(crate) fn call(&mut self, name: &'static str, mode: Mode, context: usize) -> Outcome {
         self.counters.calls += 1;
         if self.process != std::process::id() {
@@ -224,7 +225,7 @@ impl Simulator {
         device.attributes.get(&attribute).copied().ok_or(INVALID_VALUE)
     }
 
-    /// Has a device be like that.
+    /// Sets an attribute of a device.
     pub(crate) fn set_attribute(&mut self, ordinal: usize, attribute: i32, value: i32) -> Outcome {
         let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
         device.attributes.insert(attribute, value);
@@ -241,7 +242,7 @@ impl Simulator {
         Ok(self.context(ordinal))
     }
 
-    /// The primary context of a device as it is now.
+    /// Returns the current primary context of a device.
     fn context(&self, ordinal: usize) -> usize {
         CONTEXT + (self.generation * RESETS + self.devices[ordinal].resets) * 0x100 + ordinal
     }
@@ -253,14 +254,14 @@ impl Simulator {
         Ok(())
     }
 
-    /// The device of a context that is retained.
+    /// Returns the device of a retained context.
     pub(crate) fn ordinal_of(&self, context: usize) -> Option<usize> {
         let ordinal = context.checked_sub(CONTEXT)? % 0x100;
         self.devices.get(ordinal).filter(|device| device.retained > 0)?;
         (self.context(ordinal) == context).then_some(ordinal)
     }
 
-    /// The device whose context is current; raises where none is.
+    /// Returns the device of the current context, or an error if there is none.
     pub(crate) fn current(&mut self, context: usize) -> Outcome<usize> {
         let found = self.ordinal_of(context);
         if found.is_none() {
@@ -269,7 +270,7 @@ impl Simulator {
         found.ok_or(INVALID_CONTEXT)
     }
 
-    /// Breaks all captures that are under way, as a forbidden call does; whether there was one.
+    /// Invalidates all captures, as a forbidden call does. Returns whether there were any.
     fn break_captures(&mut self) -> bool {
         let mut is_any = false;
         for capture in self.streams.captures() {
@@ -279,8 +280,8 @@ impl Simulator {
         is_any
     }
 
-    /// Raises where the stream is being captured, which ordering it with others breaks: this driver takes no work into a
-    /// graph.
+    /// Fails if the stream is being captured, because ordering it with other streams invalidates the capture: this
+    /// driver does not record work in graphs.
     fn refuse_captured(&mut self, id: StreamId) -> Outcome {
         match self.capture_status(id) {
             0 => Ok(()),
@@ -291,7 +292,7 @@ impl Simulator {
         }
     }
 
-    /// Destroys the primary context of a device and all that it has.
+    /// Destroys the primary context of a device and everything in it.
     pub(crate) fn reset_device(&mut self, ordinal: usize) -> Outcome {
         let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
         device.resets += 1;
@@ -301,14 +302,14 @@ impl Simulator {
             self.unpin(address)?;
         }
         let (streams, events) = self.streams.destroy(ordinal);
-        // The legacy stream was not created.
+        // The legacy stream was not created, so it stays.
         self.counters.streams -= as_u64(streams.saturating_sub(1));
         self.counters.events -= as_u64(events);
         self.streams.open(LEGACY + ordinal, ordinal);
         Ok(())
     }
 
-    /// Has every later call for a device fail. Nothing is done there any more.
+    /// Makes every later call for a device fail. Its pending work is dropped.
     pub(crate) fn lose(&mut self, ordinal: usize, code: i32) -> Outcome {
         let device = self.devices.get_mut(ordinal).ok_or(INVALID_DEVICE)?;
         device.lost = Some(code);
@@ -355,7 +356,7 @@ impl Simulator {
         arenas.find(|arena| arena.is_ours(address))
     }
 
-    /// What stands there now, without carrying anything out.
+    /// Reads the current contents, without running queued work.
     pub(crate) fn peek(&mut self, address: usize, into: &mut [u8]) -> bool {
         let arena = self.arena(address).filter(|arena| arena.has(address, into.len()));
         arena.is_some_and(|arena| {
@@ -381,7 +382,7 @@ impl Simulator {
         self.streams.create_stream(ordinal)
     }
 
-    /// The work on it is done before it goes.
+    /// The stream's work runs before the stream is destroyed.
     pub(crate) fn destroy_stream(&mut self, id: StreamId) -> Outcome {
         self.drain(id)?;
         match self.streams.remove(id) {
@@ -393,7 +394,7 @@ impl Simulator {
         }
     }
 
-    /// The stream that a handle means on this device.
+    /// Returns the stream of a handle on this device.
     pub(crate) fn stream(&mut self, handle: usize, ordinal: usize) -> Outcome<StreamId> {
         let id = if handle <= 1 { LEGACY + ordinal } else { handle };
         self.streams.get(id).map(|_| id).ok_or(INVALID_HANDLE)
@@ -408,7 +409,7 @@ impl Simulator {
         }
     }
 
-    /// `CUstreamCaptureStatus`: 1 while it is captured, 2 where that was broken.
+    /// `CUstreamCaptureStatus`: 1 during a capture, 2 if the capture was invalidated.
     pub(crate) fn capture_status(&mut self, id: StreamId) -> i32 {
         let capture = self.streams.get(id).and_then(|stream| stream.capture);
         capture.map_or(0, |capture| if capture.is_valid { 1 } else { 2 })
@@ -460,12 +461,13 @@ impl Simulator {
         };
         let ticket = ticket.filter(|_| self.mistake != Some(forgotten));
         let stream = self.streams.get(stream).ok_or(INVALID_HANDLE)?;
-        // One that was never recorded counts as done.
+        // An event that was never recorded counts as done.
         stream.queue.extend(ticket.map(Item::Wait));
         Ok(())
     }
 
-    /// Whether the last recording of an event is done, after some steps. Who asks again waits for it, and it is done then.
+    /// Returns whether the last recording of an event is done, after some steps. A second call waits for it, so that it
+    /// is done then.
     pub(crate) fn query(&mut self, event: usize) -> Outcome<bool> {
         self.take_some_steps();
         let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
@@ -532,7 +534,7 @@ impl Simulator {
         }
         let host = if way == Way::In { from } else { to };
         if !self.pinned.has(host, nbytes) {
-            // The real driver copies through memory of its own, and comes back when it has read the source.
+            // The real driver copies through memory of its own, and returns after it has read the source.
             self.counters.pageable += 1;
             copy.staged = (way == Way::In).then(|| bytes_of(from, nbytes));
         }
@@ -549,7 +551,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// What somebody else's kernel will write.
+    /// Queues a write of another program's kernel.
     pub(crate) fn queue_fill(&mut self, id: StreamId, address: usize, nbytes: usize, byte: u8) -> Outcome {
         let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
         stream.queue.push_back(Item::Fill {
@@ -560,7 +562,7 @@ impl Simulator {
         Ok(())
     }
 
-    /// What an allocator frees when the stream has come to it.
+    /// Queues memory for an allocator to free when the stream reaches this point.
     pub(crate) fn queue_free(&mut self, id: StreamId, address: usize) -> Outcome {
         let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
         stream.queue.push_back(Item::Free(address));
@@ -585,14 +587,14 @@ impl Simulator {
     }
 
     fn take_some_steps(&mut self) {
-        // Mostly none, so that copies are as late as they may be.
+        // Mostly zero steps, so that copies run as late as possible.
         let steps = self.next_random() % 8;
         for _ in 5..steps.max(5) {
             self.take_any_step(false);
         }
     }
 
-    /// Carries out the next item of some stream; whether there was one. Kernels take long, and are done where somebody waits.
+    /// Runs the next item of some stream. Returns whether there was one. Endless kernels end only if a thread waits.
     fn take_any_step(&mut self, is_waited_for: bool) -> bool {
         let mut ready = self.streams.ready();
         ready.retain(|&id| is_waited_for || !self.streams.is_at_kernel(id));
@@ -601,7 +603,7 @@ impl Simulator {
         chosen.is_some_and(|id| self.take_step(id))
     }
 
-    /// Carries out the next item of a stream; whether there was one.
+    /// Runs the next item of a stream. Returns whether there was one.
     fn take_step(&mut self, id: StreamId) -> bool {
         let item = self.streams.take(id);
         match &item {
@@ -624,7 +626,7 @@ impl Simulator {
         let device = copy.on_device();
         let arena = self.arena(device.start);
         let Some(arena) = arena.filter(|arena| arena.has(device.start, copy.nbytes)) else {
-            // Its memory was freed meanwhile.
+            // Its memory was freed before the copy ran.
             self.counters.stray += 1;
             return;
         };
@@ -637,13 +639,13 @@ impl Simulator {
                 write_host(copy.to, &bytes);
             }
         }
-        // Of pinned memory that was freed the bytes are there, and are others.
+        // Pinned memory that was freed is still readable, but overwritten.
         let host = if copy.way == Way::In { copy.from } else { copy.to };
         let is_lost = copy.staged.is_none() && !self.pinned.has(host, copy.nbytes);
         self.counters.stray += u64::from(is_lost && copy.way == Way::In);
     }
 
-    /// Does what is left for somebody who waits, and mostly nothing else.
+    /// Does the remaining work for a waiting thread, and mostly nothing else.
     fn run_until(&mut self, left: impl Fn(&Streams) -> Option<StreamId>) -> Outcome {
         if left(&self.streams).is_none() {
             return Ok(());

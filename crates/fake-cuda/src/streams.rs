@@ -1,9 +1,9 @@
-//! What is queued on streams, and what is done of it.
+//! The work that is queued on streams, and its execution.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// A stream: the legacy one of a device, or one that was created.
+/// A stream: the legacy stream of a device, or a created stream.
 pub(crate) type StreamId = usize;
 
 /// One recording of an event.
@@ -13,7 +13,7 @@ pub(crate) type Ticket = u64;
 #[derive(Clone, Debug)]
 pub(crate) enum Item {
     Copy(Copy),
-    /// What a kernel of somebody else writes.
+    /// A write by a kernel of another program.
     Fill {
         address: usize,
         nbytes: usize,
@@ -25,7 +25,7 @@ pub(crate) enum Item {
     Free(usize),
 }
 
-/// A copy, and the bytes of its source where these were taken at once.
+/// A copy, and its source bytes if they were read at once.
 #[derive(Clone, Debug)]
 pub(crate) struct Copy {
     pub(crate) from: usize,
@@ -42,7 +42,7 @@ pub(crate) enum Way {
 }
 
 impl Copy {
-    /// The memory of the device.
+    /// The address in device memory.
     pub(crate) fn on_device(&self) -> Range<usize> {
         let start = if self.way == Way::In { self.to } else { self.from };
         start..start + self.nbytes
@@ -51,11 +51,11 @@ impl Copy {
 
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// The device that has it.
+    /// The device of the stream.
     ordinal: usize,
     pub(crate) queue: VecDeque<Item>,
     pub(crate) capture: Option<Capture>,
-    /// Whether a kernel runs on it that does not end.
+    /// Whether an endless kernel runs on the stream.
     pub(crate) is_busy: bool,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct Capture {
 
 #[derive(Debug)]
 struct Event {
-    /// The device that has it.
+    /// The device of the event.
     ordinal: usize,
-    /// Its last recording; none before the first.
+    /// The last recording; `None` before the first.
     last: Option<Ticket>,
 }
 
@@ -83,10 +83,10 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// A number that no handle has had.
+    /// A number that no handle has had before.
     fn number(&mut self) -> usize {
         self.next += 1;
-        // Far from addresses and from the legacy stream.
+        // The first number, far from addresses and from the legacy streams.
         0x7000_0000 + self.next * 0x10
     }
 
@@ -96,7 +96,7 @@ impl Streams {
         id
     }
 
-    /// A stream that is there without being created.
+    /// Adds a stream that exists without being created.
     pub(crate) fn open(&mut self, id: StreamId, ordinal: usize) {
         let stream = Stream {
             ordinal,
@@ -115,7 +115,7 @@ impl Streams {
         self.streams.remove(&id).is_some()
     }
 
-    /// The captures that are under way.
+    /// The current captures.
     pub(crate) fn captures(&mut self) -> impl Iterator<Item = &mut Capture> {
         self.streams
             .values_mut()
@@ -143,7 +143,7 @@ impl Streams {
         }
     }
 
-    /// Destroys the streams and events of a device, with their work; returns the numbers of both.
+    /// Destroys the streams and events of a device, with their work. Returns the numbers of both.
     pub(crate) fn destroy(&mut self, ordinal: usize) -> (usize, usize) {
         let before = (self.streams.len(), self.events.len());
         self.stop(ordinal);
@@ -156,7 +156,7 @@ impl Streams {
         self.events.remove(&id).is_some()
     }
 
-    /// Records an event on a stream; whether both are there.
+    /// Records an event on a stream. Returns whether both exist.
     pub(crate) fn record(&mut self, event: usize, stream: StreamId) -> bool {
         self.next += 1;
         let ticket = Ticket::try_from(self.next).unwrap_or(Ticket::MAX);
@@ -168,7 +168,8 @@ impl Streams {
         true
     }
 
-    /// What waiting for an event waits for: nothing where it was never recorded. `None` for what is no event.
+    /// Returns the recording that a wait for an event waits for, if it was ever recorded. `None` if there is no such
+    /// event.
     pub(crate) fn ticket(&self, event: usize) -> Option<Option<Ticket>> {
         self.events.get(&event).map(|event| event.last)
     }
@@ -177,12 +178,12 @@ impl Streams {
         self.done.contains(&ticket)
     }
 
-    /// All streams, the legacy ones first.
+    /// Returns all streams, the legacy streams first.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         self.streams.keys().copied().collect()
     }
 
-    /// Streams whose next item can be carried out.
+    /// Returns the streams whose next item can run.
     pub(crate) fn ready(&self) -> Vec<StreamId> {
         let is_ready = |stream: &Stream| match stream.queue.front() {
             _ if stream.is_busy => false,
@@ -194,13 +195,13 @@ impl Streams {
         ready.map(|(&id, _)| id).collect()
     }
 
-    /// The stream on which something is left, if there is something.
+    /// Returns the stream on which a recording's work is still queued, if there is one.
     pub(crate) fn left_on(&self, id: StreamId) -> Option<StreamId> {
         let stream = self.streams.get(&id)?;
         (!stream.queue.is_empty()).then_some(id)
     }
 
-    /// The stream that a recording is still queued on.
+    /// Returns the stream that a recording is still queued on.
     pub(crate) fn left_for(&self, ticket: Ticket) -> Option<StreamId> {
         let is_here = |stream: &Stream| {
             let mut items = stream.queue.iter();
@@ -210,8 +211,8 @@ impl Streams {
         found.map(|(&id, _)| id)
     }
 
-    /// The stream that has to go on before `id` can: itself, or the one that it waits for. `None` where they wait for each
-    /// other.
+    /// Returns the stream that has to continue before `id` can: `id` itself, or the stream that it waits for. `None` if
+    /// streams wait for each other.
     pub(crate) fn what_holds(&self, id: StreamId) -> Option<StreamId> {
         let mut id = id;
         for _ in 0..=self.streams.len() {
@@ -223,23 +224,23 @@ impl Streams {
         None
     }
 
-    /// Whether a kernel runs on a stream that does not end.
+    /// Returns whether an endless kernel runs on a stream.
     pub(crate) fn is_busy(&self, id: StreamId) -> bool {
         self.streams.get(&id).is_some_and(|stream| stream.is_busy)
     }
 
-    /// The same of any stream.
+    /// Returns whether an endless kernel runs on any stream.
     pub(crate) fn is_any_busy(&self) -> bool {
         self.streams.values().any(|stream| stream.is_busy)
     }
 
-    /// Whether the next item of a stream is a kernel.
+    /// Returns whether the next item of a stream is a kernel.
     pub(crate) fn is_at_kernel(&self, id: StreamId) -> bool {
         let next = self.streams.get(&id).and_then(|stream| stream.queue.front());
         matches!(next, Some(Item::Fill { .. }))
     }
 
-    /// Takes the next item of a stream. That an event was recorded is noted here.
+    /// Removes and returns the next item of a stream. If it records an event, the event is marked as recorded.
     pub(crate) fn take(&mut self, id: StreamId) -> Option<Item> {
         let item = self.streams.get_mut(&id)?.queue.pop_front()?;
         if let Item::Record(ticket) = item {
@@ -248,7 +249,7 @@ impl Streams {
         Some(item)
     }
 
-    /// Copies that are under way.
+    /// Returns the pending copies.
     pub(crate) fn copies(&self) -> impl Iterator<Item = &Copy> {
         let items = self.streams.values().flat_map(|stream| &stream.queue);
         items.filter_map(|item| match item {
@@ -257,7 +258,7 @@ impl Streams {
         })
     }
 
-    /// The queues, for a person.
+    /// Prints the queues for people.
     pub(crate) fn shown(&self) -> String {
         let mut text = String::new();
         for (id, stream) in &self.streams {

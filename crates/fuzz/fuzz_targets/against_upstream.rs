@@ -1,5 +1,5 @@
-//! What this crate accepts as safetensors the safetensors crate accepts too, and both find the same in it and
-//! write the same file from it.
+//! Every safetensors file that this crate accepts is accepted by the safetensors crate too. Both read the same contents
+//! from it and write the same file.
 #![no_main]
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     agree(input);
-    // As in the target `parse`: the input's own header, in a file that is as long as it has to be.
+    // As in the target `parse`: the input as a header, in a file with the length that this header needs.
     if let Some(header) = input.get(8..) {
         let mut file = (header.len() as u64).to_le_bytes().to_vec();
         file.extend_from_slice(header);
@@ -41,7 +41,7 @@ fn agree(file: &[u8]) {
     for (name, view) in ours.iter() {
         let same = match theirs.tensor(name) {
             Ok(same) => same,
-            Err(fault) => panic!("{name:?} is not there upstream: {fault}"),
+            Err(fault) => panic!("{name:?} is missing upstream: {fault}"),
         };
         assert_eq!(view.dtype().code(), same.dtype().to_string());
         assert_eq!(view.shape(), same.shape());

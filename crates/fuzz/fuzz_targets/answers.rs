@@ -1,4 +1,5 @@
-//! No bytes that a server sends make the client of HTTP panic, and what it takes for an answer hyper takes for the same.
+//! No answer of a server makes the HTTP client panic, and every answer that it accepts is read in the same way by
+//! hyper.
 #![no_main]
 
 #[path = "../../remote/tests/of_hyper/mod.rs"]
@@ -12,7 +13,7 @@ fuzz_target!(|input: &[u8]| {
     match answer(input) {
         Ok(Some(ours)) => match of_hyper(input) {
             Ok(theirs) => assert_eq!(ours, theirs),
-            Err(fault) => panic!("taken here, refused by hyper: {fault}; here {ours:?}"),
+            Err(fault) => panic!("accepted here, refused by hyper: {fault}; here {ours:?}"),
         },
         Ok(None) => {}
         Err(fault) => {

@@ -1,4 +1,5 @@
-//! Floats become the nearest ones of another dtype, over 32 bits; and as many as there are become what each alone does.
+//! Conversions round to the nearest float of the other dtype, tested over 32-bit patterns. Converting many elements at
+//! once gives the same results as converting each alone.
 #![no_main]
 
 use ingot_format::Dtype;
@@ -75,14 +76,14 @@ fn pattern(element: &[u8]) -> u32 {
     u32::from_le_bytes(std::array::from_fn(|at| element.get(at).copied().unwrap_or(0)))
 }
 
-/// No other pattern of the dtype is nearer to a number, or as near and even.
+/// No other pattern of the dtype is nearer to the number, and of two equally near ones it is the even one.
 fn is_nearest(dtype: Dtype, number: f32, pattern: u32) {
     let sign = 1 << (dtype.bits() - 1);
     let is_unsigned = matches!(dtype, Dtype::F8_E4M3FNUZ | Dtype::F8_E5M2FNUZ);
     let of = |magnitude: u32| value(dtype, magnitude).filter(|value| value.is_finite());
     let what = format!("{number:e} to {dtype} {pattern:#x}");
     let wanted = f64::from(number.abs());
-    // The largest number, or what comes of those that are nearer to the next, which there is not.
+    // The largest number, or the result of overflow.
     let largest = (0..sign)
         .rev()
         .find(|&magnitude| of(magnitude).is_some())
@@ -93,7 +94,7 @@ fn is_nearest(dtype: Dtype, number: f32, pattern: u32) {
     let end = of(largest).unwrap_or(0.0) + step / 2.0;
     let magnitude = pattern & (sign - 1);
     if pattern == sign && is_unsigned {
-        // There is no negative zero; so it is what is no number.
+        // These dtypes have no negative zero: that pattern is NaN.
         assert!(wanted > end || wanted == end && largest % 2 == 1, "{what}");
         return;
     }
@@ -117,7 +118,7 @@ fn is_nearest(dtype: Dtype, number: f32, pattern: u32) {
         magnitude == 0 || of(magnitude - 1).is_none_or(is_nearer),
         "{what}"
     );
-    // PyTorch's numbers without infinities stay the largest there is.
+    // PyTorch's dtypes without infinities saturate at the largest number.
     let saturates = dtype == Dtype::F8_E4M3 && magnitude == largest;
     assert!(
         saturates || is_nearer(of(magnitude + 1).unwrap_or(found + step)),

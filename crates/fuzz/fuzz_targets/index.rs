@@ -1,5 +1,6 @@
-//! No bytes make the reader of indexes panic or take more memory than a constant times the input; where the input is cut
-//! makes no difference; what it accepts serde_json reads as the same tensors in the same files.
+//! No bytes make the reader of indexes panic or use more memory than a constant times the input. The result does not
+//! depend on how the input is split into pieces. serde_json reads the same tensors in the same files from every
+//! accepted index.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -11,15 +12,15 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
-/// Bytes of memory that one byte of an index may cost at the worst. The worst are shards of short names, each of which is
-/// two strings, an entry of a tree, and its lower case while collisions are looked for.
+/// The most bytes of memory per byte of an index. The worst case is shards with short names: each is stored as two
+/// strings, an entry of a tree, and its lower case during the search for collisions.
 const COST: usize = 64;
 
-/// Messages and first allocations.
+/// Bytes for messages and first allocations.
 const BASE: usize = 16 << 10;
 
 fuzz_target!(|input: &[u8]| {
-    // The first byte says how the rest is cut.
+    // The first byte selects how the rest is split.
     let Some((&step, text)) = input.split_first() else {
         return;
     };
@@ -45,7 +46,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// As a file that gives a few bytes at a time.
+/// The input as a file that returns a few bytes at a time.
 fn in_pieces(text: &[u8], step: usize) -> Result<ShardIndex, IndexError> {
     let mut reader = IndexReader::new(text.len() as u64)?;
     let (mut begin, mut end) = (0, 0);

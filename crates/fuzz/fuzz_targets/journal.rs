@@ -1,5 +1,5 @@
-//! Several who fill one file agree on who has which of its bytes, as a model says, whoever reads the journal and when; and
-//! what nobody of them wrote is an error to all.
+//! Writers that fill one file together agree on who owns which bytes, and agree with a model, regardless of who reads
+//! the journal and when. Records that none of them wrote are an error for all.
 #![no_main]
 
 mod folder;
@@ -55,7 +55,7 @@ fn words(input: &mut Unstructured<'_>) -> Result<Vec<[u64; 3]>> {
     Ok(words)
 }
 
-/// A small number, or any.
+/// A small number, or any number.
 fn word(input: &mut Unstructured<'_>) -> Result<u64> {
     match input.ratio(7, 8)? {
         true => input.int_in_range(0..=60),

@@ -1,5 +1,5 @@
-//! No bytes make the reader panic or take more memory than a constant times the header; what it accepts it can
-//! write, and what was written parses equal.
+//! No bytes make the reader panic or use more memory than a constant times the header. Every accepted header can be
+//! written, and the written header parses to an equal one.
 #![no_main]
 
 use ingot_format::{FormatError, Header, Leniency, Limits, Spec, layout};
@@ -9,21 +9,21 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static ALLOCATED: PeakAlloc = PeakAlloc;
 
-/// Bytes of memory that one byte of a header may cost at the worst. The worst is a shape of one-digit dimensions
-/// (in a binary header one byte each), which are 8 bytes each in memory and for a moment, while their list grows,
-/// three times that.
+/// The most bytes of memory per byte of a header. The worst case is a shape of one-digit dimensions (one byte each in a
+/// binary header): each takes 8 bytes in memory, and briefly three times as much while the list grows.
 const COST: usize = 32;
 
-/// The same where faults are kept: the worst is an entry of six bytes, such as `"":1,`, whose fault has texts.
+/// The same for a reader that keeps faults. The worst case is an entry of six bytes, such as `"":1,`, whose fault
+/// contains texts.
 const FINDINGS_COST: usize = 128;
 
-/// Messages and first allocations.
+/// Bytes for messages and first allocations.
 const BASE: usize = 8192;
 
 fuzz_target!(|input: &[u8]| {
     check(input, input.len() as u64);
-    // Most inputs say something wrong about their own length, and mutations seldom get it right; so take the rest
-    // as a header again, in a file that is as long as it has to be.
+    // Most inputs have a wrong length, and mutations seldom correct it. So the rest is also parsed as a header, in a
+    // file with the right length.
     if let Some(header) = input.get(8..) {
         let mut head = (header.len() as u64).to_le_bytes().to_vec();
         head.extend_from_slice(header);
@@ -55,7 +55,7 @@ fn check(head: &[u8], file_nbytes: u64) {
             Ok(header) if header.findings().is_empty() => rendered_equals(&header, file_nbytes),
             Ok(header) => is_sound(&header, file_nbytes),
             Err(fault) => {
-                // Whatever the file holds, the message stays printable and short.
+                // The message stays printable and short, for any contents of the file.
                 let message = fault.to_string();
                 assert!(!message.chars().any(|c| c.is_control()), "{message:?}");
                 assert!(message.len() < 8192, "{message:?}");
@@ -70,7 +70,7 @@ fn check(head: &[u8], file_nbytes: u64) {
     }
 }
 
-/// The tensors that were taken lie in the file, one after the other.
+/// The accepted tensors follow one another in the file.
 fn is_sound(header: &Header, file_nbytes: u64) {
     assert_eq!(header.file_nbytes(), file_nbytes);
     let mut end = 0;
@@ -101,7 +101,7 @@ fn rendered_equals(header: &Header, file_nbytes: u64) {
     let metadata: Option<Vec<(&str, &str)>> = header.metadata().map(|metadata| metadata.iter().collect());
     let new = match layout(&specs, metadata.as_deref(), header.format()) {
         Ok(new) => new,
-        Err(fault) => panic!("{fault} in what was accepted: {header:?}"),
+        Err(fault) => panic!("{fault} in an accepted header: {header:?}"),
     };
     let new_nbytes = new.header.file_nbytes();
     let limits = Limits {
@@ -110,7 +110,7 @@ fn rendered_equals(header: &Header, file_nbytes: u64) {
     };
     let again = match Header::parse(&new.head, new_nbytes, &limits) {
         Ok(again) => again,
-        Err(fault) => panic!("{fault} in what was written: {header:?}"),
+        Err(fault) => panic!("{fault} in a written header: {header:?}"),
     };
     assert_eq!(format!("{again:?}"), format!("{:?}", new.header));
     assert_eq!(again.format(), header.format());
@@ -138,7 +138,7 @@ fn rendered_equals(header: &Header, file_nbytes: u64) {
         (entries, metadata)
     };
     assert_eq!(contents(&again), contents(header));
-    // The same entries in another order give the same bytes.
+    // The same entries in another order produce the same bytes.
     let backwards: Vec<Spec<'_>> = specs.iter().rev().copied().collect();
     let other = layout(&backwards, metadata.as_deref(), header.format());
     assert_eq!(other.map(|other| other.head), Ok(new.head));

@@ -280,7 +280,7 @@ fn into_memory(
             shape: part.shape(),
             memory: match strided(memory, places.itemsize, &places.shape, &places.strides) {
                 Some(memory) => memory,
-                None => panic!("{places:?} do not overlap"),
+                None => panic!("{places:?} must not overlap"),
             },
         });
     let targets = targets.collect();

@@ -1,4 +1,5 @@
-//! The quick reader of JSON headers says what the reference reader says, or steps aside. The input is the JSON.
+//! The fast reader of JSON headers returns the result of the reference reader, or leaves the header to it. The input is
+//! the JSON.
 #![no_main]
 
 use ingot_format::fuzzing::quick_equals_reference;

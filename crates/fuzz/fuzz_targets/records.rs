@@ -1,5 +1,6 @@
-//! No text as a record of shared tensors or of digests makes a reader panic, and what it takes it writes as it reads it;
-//! and when tensors, names and parts of files are put together into another, each has its bytes under its new name.
+//! No text makes the readers of shared-tensor and digest records panic, and they write every accepted record as they
+//! read it. If tensors, names and parts of files are combined into another file, each tensor has its bytes under its
+//! new name.
 #![no_main]
 
 mod folder;
@@ -29,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Reads a text as each of the records.
+/// Reads a text as each kind of record.
 fn read(text: &str) {
     match parse_shared(text) {
         Ok(mut names) => {
@@ -51,7 +52,7 @@ fn read(text: &str) {
 
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "w\"ö", "ingot.shared"];
 
-/// A tensor under a name, as its bytes say it.
+/// A tensor under a name, with the name that its bytes encode.
 #[derive(Clone, Debug, PartialEq)]
 struct Meant {
     dtype: Dtype,
@@ -59,7 +60,7 @@ struct Meant {
     bytes: Vec<u8>,
 }
 
-/// A file, what its tensors hold, and whether its digests are theirs.
+/// A file, the contents of its tensors, and whether its digests are correct.
 struct Source {
     file: Archive,
     path: PathBuf,
@@ -137,7 +138,7 @@ fn source(input: &mut Unstructured<'_>, number: u8) -> Result<Source> {
     })
 }
 
-/// A record of shared tensors, that need not be one of this file.
+/// A record of shared tensors, which may belong to another file.
 fn shared(input: &mut Unstructured<'_>) -> Result<Option<String>> {
     match input.int_in_range(0..=7)? {
         0 => return Ok(None),
@@ -166,7 +167,7 @@ fn shared(input: &mut Unstructured<'_>) -> Result<Option<String>> {
     Ok(Some(render_shared(&mut names)))
 }
 
-/// A record of digests, and whether they are those of the tensors.
+/// A record of digests, and whether they match the tensors.
 fn digests(input: &mut Unstructured<'_>, named: &[(&str, Meant)]) -> Result<(Option<String>, bool)> {
     match input.int_in_range(0..=7)? {
         0..=2 => return Ok((None, true)),
@@ -235,7 +236,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
             let is_true = sources.iter().all(|source| source.is_true);
             assert_eq!(meant(&path, is_true), expected);
         }
-        // Half of a byte is no tensor of its own.
+        // A tensor cannot be half of a byte.
         Err(fault) => assert_eq!(fault.code(), "invalid-alias", "{fault}"),
     }
     let _ = fs::remove_file(&path);
@@ -243,12 +244,12 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
 }
 
 impl Meant {
-    /// What a name is that is not that of the tensor itself.
+    /// A target of an alias.
     fn part(&self, role: Role<'_>) -> Meant {
         let Role::Part(part) = role else {
             return self.clone();
         };
-        // Of two elements in a byte both are taken.
+        // Of two elements in a byte, both are selected.
         let unit = self.dtype.bits().max(8) as usize / 8;
         let mut places = vec![part.begin() as usize];
         for (&count, &step) in part.shape().iter().zip(part.stride()) {
@@ -270,7 +271,7 @@ impl Meant {
     }
 }
 
-/// What the names of the file at `path` mean; where it keeps digests that ought to be true, they are.
+/// Returns the tensors that the names of the file at `path` refer to. Checks digests that should be correct.
 fn meant(path: &Path, is_true: bool) -> BTreeMap<String, Meant> {
     let archive = known(Archive::open(path, &OpenOptions::default()));
     let (header, file) = (archive.header(), known(fs::read(path)));
@@ -310,7 +311,7 @@ fn meant(path: &Path, is_true: bool) -> BTreeMap<String, Meant> {
         let role = part.as_ref().map_or(Role::Alias, Role::Part);
         assert!(
             all.insert(name.clone(), tensors[number].part(role)).is_none(),
-            "{name:?} comes twice"
+            "{name:?} occurs twice"
         );
     }
     all

@@ -1,4 +1,4 @@
-//! A selection takes the bytes that the obvious loops take, in their order, and no index makes it panic or leave
+//! A selection contains the same bytes in the same order as naive loops, and no index makes it panic or read outside
 //! the tensor.
 #![no_main]
 
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use selected::{merged, naive, part};
 
 fuzz_target!(|input: &[u8]| {
-    // Input that ends too early says nothing of interest.
+    // Inputs that end too early are ignored.
     let _ = check(&mut Unstructured::new(input));
 });
 
@@ -62,7 +62,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// All that is said of a selection of any size keeps to the tensor.
+/// All facts about a selection of any size stay within the tensor.
 fn within(selection: &Selection, dtype: Dtype, shape: &[u64]) {
     const LOOKED_AT: usize = 1000;
     let whole = match nbytes(dtype, shape) {

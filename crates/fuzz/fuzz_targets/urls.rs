@@ -1,5 +1,5 @@
-//! What is a URL of HTTP here leads to the host and the port that browsers find in it, also by way of a redirect; and what
-//! lets somebody in stands in no text that is made of a URL, or of what a server says of it.
+//! Every HTTP URL that is accepted here leads to the host and the port that browsers find in it, also after a redirect.
+//! No secret appears in a text that is made from a URL or from a server's message about it.
 #![no_main]
 
 use ingot_remote::fuzzing::{Address, addresses, cleaned};
@@ -9,11 +9,11 @@ use libfuzzer_sys::fuzz_target;
 use url::{Host, Url};
 
 fuzz_target!(|input: &[u8]| {
-    // Input that ends too early says nothing of interest.
+    // Inputs that end too early are ignored.
     let _ = check(&mut Unstructured::new(input));
 });
 
-/// What lets somebody in. It stands in no word that may be in a text anyway, and is the same decoded.
+/// The secret. It is no part of a word that may appear in a text anyway, and percent-decoding does not change it.
 const SECRET: &str = "Zq7Xw9";
 
 fn check(input: &mut Unstructured<'_>) -> Result<()> {
@@ -26,7 +26,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Parts of URLs and what stands between them, and letters.
+/// Parts of URLs, separators, and letters.
 fn text(input: &mut Unstructured<'_>) -> Result<String> {
     const PIECES: &[&str] = &[
         "http://",
@@ -85,7 +85,7 @@ fn text(input: &mut Unstructured<'_>) -> Result<String> {
     Ok(text)
 }
 
-/// A URL with a secret where secrets are, among letters that do not lead out of there.
+/// A URL with a secret in a place for secrets, surrounded by letters that do not end that place.
 fn with_secret(input: &mut Unstructured<'_>) -> Result<String> {
     let scheme = *input.choose(&[
         "http",
@@ -130,11 +130,11 @@ fn leads_where_browsers_go(text: &str, location: &str) {
     is_where(&there, base.join(location), location);
 }
 
-/// Holds an address against what `text` is to browsers, whose libraries read hosts as the system does: numbers of every
-/// kind as addresses.
+/// Compares an address with `text` as browsers read it, whose libraries parse hosts like the system: numbers in all
+/// notations are addresses.
 fn is_where(ours: &Address, theirs: std::result::Result<Url, url::ParseError>, text: &str) -> Option<Url> {
     is_one_request(&ours.head);
-    // What they refuse is a host that the system does not find.
+    // A host that browsers reject cannot be resolved by the system.
     let theirs = theirs.ok()?;
     assert_eq!(theirs.port_or_known_default(), Some(ours.port), "{text:?}");
     match theirs.host() {
@@ -149,7 +149,7 @@ fn is_where(ours: &Address, theirs: std::result::Result<Url, url::ParseError>, t
     Some(theirs)
 }
 
-/// A server finds one request in it, to the end.
+/// A server finds exactly one request in the bytes.
 fn is_one_request(head: &[u8]) {
     let mut headers = [httparse::EMPTY_HEADER; 16];
     let mut request = httparse::Request::new(&mut headers);
@@ -183,7 +183,8 @@ fn is_shown_without_secrets(text: &str) {
     }
 }
 
-/// Whether the secret stands where secrets are, as browsers take the URL apart. `:/` is `://`, as paths have it.
+/// Returns whether the secret is in a place for secrets, as browsers split the URL. `:/` counts as `://`, since paths
+/// are normalised that way.
 fn is_secret(text: &str) -> bool {
     let text = text.strip_prefix("simplecache::").unwrap_or(text);
     let Some((scheme, rest)) = text.split_once(":/") else {
@@ -191,7 +192,7 @@ fn is_secret(text: &str) -> bool {
     };
     let rest = match rest.strip_prefix('/') {
         Some(rest) => rest,
-        // A path, if it is no scheme that is asked for.
+        // The text is a path if it has no scheme for HTTP.
         None if scheme == "ftp" => return false,
         None => rest,
     };
@@ -206,14 +207,15 @@ fn is_secret(text: &str) -> bool {
     is_there(url.password()) || is_there(url.query()) && !names_no_secret(&url)
 }
 
-/// In the keys of stores a question mark is a letter, unless `name=value` stands behind it; and a version lets nobody in.
+/// In the keys of stores, a question mark is a plain character unless `name=value` follows; and a version is not
+/// secret.
 fn names_no_secret(url: &Url) -> bool {
     let query = url.query().unwrap_or_default();
     let is_store = ["s3", "gs", "az"].contains(&url.scheme());
     is_store && (!query.contains('=') || url.scheme() == "s3" && query.starts_with("versionId="))
 }
 
-/// A server says something in which a secret stands, as it was sent, decoded, escaped, or in other case.
+/// A server's message contains a secret as it was sent, decoded, escaped, or in another case.
 fn is_told_without_secrets(input: &mut Unstructured<'_>) -> Result<()> {
     const LETTERS: &[&str] = &["a", "B", "%41", "%2B", "+", "9", "-", ".", "%C3%BC"];
     let mut secret = String::new();
@@ -249,7 +251,7 @@ fn is_told_without_secrets(input: &mut Unstructured<'_>) -> Result<()> {
     };
     let lower = told.to_ascii_lowercase();
     for text in [&secret, &decoded] {
-        // Shorter ones are words.
+        // Shorter texts are words.
         let is_told = text.len() >= 4 && lower.contains(&text.to_ascii_lowercase());
         assert!(!is_told, "{said:?} is told as {told:?}, with {text:?}");
     }

@@ -1,4 +1,4 @@
-//! Addresses of memory that nobody can touch.
+//! Addresses that no code can access.
 
 #[cfg(unix)]
 mod unix;

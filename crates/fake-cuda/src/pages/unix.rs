@@ -1,13 +1,13 @@
-//! By mappings.
+//! Reserves addresses with mappings.
 #![allow(unsafe_code)]
 
 use std::ptr;
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
-/// The address of `nbytes` bytes that nobody can touch; 0 where there are none.
+/// Returns the address of `nbytes` inaccessible bytes, or 0 on failure.
 pub(crate) fn reserve(nbytes: usize) -> usize {
-    // SAFETY: asks for a place that may be replaced, and there is none: the system chooses.
+    // SAFETY: requires that a mapping at the address may be replaced. None is: the system chooses the address.
     let start = unsafe {
         mmap_anonymous(
             ptr::null_mut(),

@@ -1,9 +1,9 @@
-//! Indexes, and what they take, found element by element: for the targets `selection` and `plan`.
+//! Indexes and their selections, computed element by element: for the targets `selection` and `plan`.
 
 use ingot_format::{Dtype, Index, Places};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 
-/// One part of an index, most often near to the places that there are.
+/// Returns one part of an index, usually near the valid indices.
 pub fn part(input: &mut Unstructured<'_>) -> Result<Index> {
     fn place(input: &mut Unstructured<'_>) -> Result<i64> {
         if input.ratio(1, 16)? {
@@ -16,7 +16,7 @@ pub fn part(input: &mut Unstructured<'_>) -> Result<Index> {
         if input.ratio(1, 2)? {
             return Ok(Places::from(place(input)?));
         }
-        // Any number of places that memory holds: backwards each takes a run.
+        // A number of indices that fits into memory: each backward index is a run of its own.
         let count = if input.ratio(1, 16)? { 1 << 16 } else { 4 };
         Ok(Places {
             start: place(input)?,
@@ -54,10 +54,10 @@ pub fn part(input: &mut Unstructured<'_>) -> Result<Index> {
     })
 }
 
-/// What an index takes, found element by element.
+/// The selection of an index, computed element by element.
 pub struct Naive {
     pub shape: Vec<u64>,
-    /// Ranges of bits in the order of the result, neighbours joined.
+    /// Ranges of bits in the order of the result, with adjacent ones merged.
     pub bits: Vec<(u64, u64)>,
 }
 
@@ -134,7 +134,7 @@ fn counted(at: i64, size: u64) -> u64 {
     }
 }
 
-/// The ranges, those joined of which one begins where the one before it ends.
+/// Returns the ranges, merged if one begins where the previous one ends.
 pub fn merged(ranges: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
     let mut merged: Vec<(u64, u64)> = Vec::new();
     for (begin, end) in ranges {
