@@ -14,27 +14,27 @@ use ingot_io::{Error, ReadOptions, Tensor, Watch};
 use self::differences::Differences;
 use crate::values::{Number, has_values};
 
-/// The distance between two tensors whose values are not all equal. A NaN equals every other, and an infinity one of its sign;
-/// such pairs count for nothing.
+/// The distance between two tensors whose values are not all equal. A NaN equals every other NaN, and an infinity every
+/// infinity of the same sign. Equal pairs that are not finite are ignored.
 ///
-/// All fields are `None` if there is nothing to compare: for tensors of different shapes, and for tensors that differ in
-/// bytes whose values are not known ([`has_values`]).
+/// All fields are `None` if the values cannot be compared: the shapes differ, or the bytes differ and the values are
+/// not known ([`has_values`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Distance {
-    /// Values that are not equal: elements, and two for each of a complex dtype.
+    /// The number of values that are not equal. An element of a complex dtype has two values.
     pub different: Option<u64>,
-    /// The greatest absolute difference, exact where both dtypes are of integers. NaN where a value is NaN in one tensor
-    /// only.
+    /// The greatest absolute difference, exact if both dtypes are integers. NaN if a value is NaN in one tensor only.
     pub max_abs: Option<Number>,
     /// The norm of the difference divided by the norm of the first tensor; `None` if the latter is zero. NaN if the values
     /// that differ are not all finite.
     pub relative_l2: Option<f64>,
-    /// Of the angle between the two; `None` where one is zero. NaN where the values that differ are not all finite.
+    /// The cosine of the angle between the two; `None` if one is zero. NaN if the values that differ are not all
+    /// finite.
     pub cosine: Option<f64>,
 }
 
 impl Distance {
-    /// `None` where all values are equal.
+    /// The distance; `None` if all values are equal.
     fn of(found: Differences) -> Option<Distance> {
         let Differences {
             squares,
@@ -49,13 +49,13 @@ impl Distance {
             different: Some(found.different),
             max_abs: Some(found.largest),
             relative_l2: of_any(squares.sqrt() / ours.sqrt(), ours),
-            // Rounding may have led out of the range; a NaN stays one.
+            // Rounding may lead out of the range. NaN stays NaN.
             cosine: of_any((products / norms).clamp(-1.0, 1.0), norms),
         })
     }
 }
 
-/// Return the distance between the tensors of each pair, in their order; `None` if all their values are equal.
+/// Return the distance between the tensors of each pair, in order; `None` if all their values are equal.
 ///
 /// ```
 /// use ingot_inspect::{Number, distances};

@@ -1,4 +1,4 @@
-//! The hashes of whole files that people know, by the names that they know them by.
+//! Hashes of whole files as other tools define them, under the tools' names.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,33 +11,33 @@ use ingot_io::{Algorithm, Digest, Error, Watch};
 #[cfg(feature = "remote")]
 use ingot_io::{RemoteOptions, binding::url_source};
 
-/// What a hash is taken of, and how it is written.
+/// The bytes that are hashed, and the form of the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// All bytes of the file, which may have any contents.
+    /// All bytes of the file, which may have any format.
     File(Algorithm),
     /// `autov1`, A1111's old model hash: the first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB.
     AutoV1,
-    /// `autov2`, Civitai's: the first 10 digits of the SHA-256 of the file.
+    /// `autov2` of Civitai: the first 10 digits of the SHA-256 of the file.
     AutoV2,
-    /// `autov3`, Civitai's, and `addnet` and `sshs_model_hash` of the programs that train and load adapters: the SHA-256
-    /// of the data section. It does not change with the metadata.
+    /// `autov3` of Civitai, and `addnet` and `sshs_model_hash` of programs that train and load adapters: the SHA-256 of
+    /// the data section. It does not change with the metadata.
     AutoV3,
-    /// `sshs_legacy`, of the same programs: [`Definition::AutoV1`] of the safetensors file that holds the same tensors
-    /// and of the metadata only the keys that begin with `ss_`.
+    /// `sshs_legacy` of the same programs: [`Definition::AutoV1`] of a safetensors file with the same tensors and only
+    /// the metadata keys that begin with `ss_`.
     SshsLegacy,
-    /// `modelspec`: [`Definition::AutoV3`] after `0x`, as ModelSpec writes it.
+    /// `modelspec`: `0x` and [`Definition::AutoV3`], as in ModelSpec.
     ModelSpec,
 }
 
-/// The bytes that A1111's old hash is taken of.
+/// The range of bytes of A1111's old hash.
 const AUTO_V1_BEGIN: u64 = 0x10_0000;
 const AUTO_V1_NBYTES: usize = 0x1_0000;
 const AUTO_V1_DIGITS: usize = 8;
 const AUTO_V2_DIGITS: usize = 10;
 
 impl Definition {
-    /// Those that are not simply an algorithm over the file, with their names.
+    /// The definitions other than an algorithm over the whole file, with their names.
     const NAMED: [(&str, Definition); 5] = [
         ("autov1", Definition::AutoV1),
         ("autov2", Definition::AutoV2),
@@ -46,7 +46,7 @@ impl Definition {
         ("modelspec", Definition::ModelSpec),
     ];
 
-    /// All there are, with their names.
+    /// Returns all definitions, with their names.
     pub fn all() -> impl Iterator<Item = (&'static str, Definition)> {
         Algorithm::ALL
             .into_iter()
@@ -54,7 +54,7 @@ impl Definition {
             .chain(Definition::NAMED)
     }
 
-    /// Whether the hash depends on where the tensors are.
+    /// Returns whether the hash depends on the positions of the tensors.
     #[cfg(feature = "remote")]
     fn needs_header(self) -> bool {
         matches!(
@@ -63,17 +63,17 @@ impl Definition {
         )
     }
 
-    /// The definition of this name.
+    /// Returns the definition with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Definition> {
         Definition::all().find(|pair| pair.0 == name).map(|pair| pair.1)
     }
 }
 
-/// The hash of the file at `path` by `definition`, in lowercase hexadecimal digits.
+/// Returns the hash of the file at `path` by `definition`, in lowercase hexadecimal digits.
 ///
-/// The file is read by position, never through a mapping, so that one that is shortened meanwhile is an error and not
-/// the end of the process.
+/// The file is read by position, never through a mapping, so that truncating it during the call is an error and does
+/// not end the process.
 ///
 /// ```
 /// use ingot_inspect::{Definition, hash};
@@ -87,13 +87,13 @@ impl Definition {
 /// ```
 ///
 /// # Errors
-/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] if the file was written meanwhile; [`Error::Header`] if a
-/// definition needs tensors and the file has none; [`Error::Interrupted`].
+/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] if the file was written to during the call; [`Error::Header`]
+/// if a definition needs tensors and the file has none; [`Error::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
     hash_source(&LocalFile::open(path)?, path, definition, watch)
 }
 
-/// Returns the hash of a source that is open. `path` is its name in errors.
+/// Returns the hash of an open source. `path` is its name in errors.
 ///
 /// # Errors
 /// As [`hash`].
@@ -106,7 +106,7 @@ pub fn hash_source(
     of_source(source, path, definition, &Limits::default(), watch)
 }
 
-/// Return the hash of the file behind `url`. No more of it is in memory than is being fetched or hashed.
+/// Return the hash of the file behind `url`. Only the parts that are being fetched or hashed are in memory.
 ///
 /// # Errors
 /// As [`Checkpoint::open_url`](ingot_io::Checkpoint::open_url) and [`hash`].
@@ -151,7 +151,7 @@ fn shortened(digest: &Digest, digits: usize) -> String {
     text
 }
 
-/// The range that A1111's old hash covers: less of a shorter file, or nothing.
+/// Returns the range of A1111's old hash: shorter for a shorter file, or empty.
 fn auto_v1(nbytes: u64) -> Range<u64> {
     AUTO_V1_BEGIN.min(nbytes)..(AUTO_V1_BEGIN + to_u64(AUTO_V1_NBYTES)).min(nbytes)
 }
@@ -190,7 +190,7 @@ fn sshs_legacy(
     Ok(Algorithm::Sha256.digest(&window))
 }
 
-/// The safetensors file that holds the tensors of `header`, and no metadata but what trainers wrote.
+/// Returns a safetensors file with the tensors of `header` and only the metadata that trainers write.
 fn laid_out_again(header: &Header) -> Result<Layout, FormatError> {
     let pairs: Vec<(&str, &str)> = header
         .metadata()

@@ -1,4 +1,4 @@
-//! What the command and the viewer compute over tensors: statistics, distances and the hashes of other tools.
+//! Computations over tensors for the command and the viewer: statistics, distances and the hashes of other tools.
 //!
 //! | task | items |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | Compare the values of two tensors | [`distances`], [`Distance`] |
 //! | Hash a file as other tools do | [`hash()`], [`Definition`] |
 //!
-//! Nothing here is needed to load or save tensors: that is [`ingot_io`].
+//! Loading and saving need nothing of this crate: see [`ingot_io`].
 
 mod distance;
 mod hash;

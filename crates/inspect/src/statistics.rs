@@ -10,33 +10,34 @@ use ingot_io::{Error, ReadOptions, Tensor, Watch};
 
 use crate::values::{Number, as_floats, has_values, single, singles};
 
-/// Bytes that are folded at once: few enough to stay in a core's cache. A multiple of every element.
+/// The number of bytes that are folded at once, small enough to stay in a core's cache. A multiple of every element's
+/// size.
 const STEP_NBYTES: usize = 64 << 10;
 
-/// What the values of one tensor are. Those that are no finite numbers count as such and for nothing else.
+/// Statistics of the values of one tensor. Values that are not finite are counted, and otherwise ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistics {
-    /// Values: the elements, and two for each of a complex dtype.
+    /// The number of values. An element of a complex dtype has two values.
     pub count: u64,
-    /// Of both signs.
+    /// Zeros of both signs.
     pub zeros: u64,
     /// Not a number.
     pub nans: u64,
-    /// Of both signs.
+    /// Infinities of both signs.
     pub infinities: u64,
     /// Elements of `BOOL` that are neither 0 nor 1.
     pub malformed: u64,
-    /// The lowest and the highest; `None` where no value is finite.
+    /// The lowest and the highest value; `None` if no value is finite.
     pub range: Option<(Number, Number)>,
-    /// `None` where no value is finite.
+    /// The mean; `None` if no value is finite.
     pub mean: Option<f64>,
-    /// The square root of the mean square of the deviations from the mean; `None` where no value is finite.
+    /// The square root of the mean square of the deviations from the mean; `None` if no value is finite.
     pub deviation: Option<f64>,
-    /// The number of values in each of equal parts of the range; the highest value is in the last.
+    /// The number of values in each of equal parts of the range. The highest value is in the last part.
     pub bins: Vec<u64>,
 }
 
-/// Return the statistics of these tensors, in their order; `None` for dtypes without [`has_values`]. A histogram of `bins`
+/// Return the statistics of these tensors, in order; `None` for dtypes without [`has_values`]. A histogram of `bins`
 /// parts takes a second pass over the files.
 ///
 /// ```
@@ -102,7 +103,7 @@ pub fn statistics(
     Ok(found)
 }
 
-/// Computes the moments of tensors of these dtypes.
+/// Computes the moments of tensors with these dtypes.
 struct Summary<'d>(&'d [Dtype]);
 
 impl Fold<1> for Summary<'_> {
@@ -126,7 +127,7 @@ impl Fold<1> for Summary<'_> {
 /// Counts the values of tensors in the parts of their ranges.
 struct Count<'d> {
     dtypes: &'d [Dtype],
-    /// A histogram without a value for each tensor.
+    /// Returns an empty histogram for each tensor.
     empty: Vec<Histogram>,
 }
 
@@ -157,7 +158,7 @@ struct Moments {
     infinities: u64,
     malformed: u64,
     range: Option<(Number, Number)>,
-    /// Of the finite values, as is all below.
+    /// The number of finite values. All sums below are over finite values too.
     mean: f64,
     /// The sum of the squares of the deviations from the mean.
     squares: f64,
@@ -196,7 +197,7 @@ impl Moments {
         let (one, two) = (self.finite() as f64, other.finite() as f64);
         let delta = other.mean - self.mean;
         let part = if two == 0.0 { 0.0 } else { two / (one + two) };
-        // The distance of two large numbers of different signs is no number, and then nor is its square.
+        // The difference of two large numbers with different signs may be infinite, and so is its square.
         let mean = if delta.is_finite() {
             self.mean + delta * part
         } else {
@@ -240,7 +241,7 @@ impl Moments {
     }
 }
 
-/// The range of what two ranges hold.
+/// Returns the range that covers both ranges.
 fn hull(one: Option<(Number, Number)>, two: Option<(Number, Number)>) -> Option<(Number, Number)> {
     let (Some((low, high)), Some((other_low, other_high))) = (one, two) else {
         return one.or(two);
@@ -251,8 +252,8 @@ fn hull(one: Option<(Number, Number)>, two: Option<(Number, Number)>) -> Option<
     ))
 }
 
-/// Values that are folded side by side, so that the compiler makes vector code. More would not fit into the registers
-/// that every x86-64 has.
+/// The number of values that are folded side by side, so that the compiler vectorises the loop. A larger number would
+/// not fit into the registers of every x86-64 processor.
 const LANES: usize = 4;
 
 /// Sums over some values.
@@ -276,7 +277,7 @@ const NO_SUMS: Sums = Sums {
 };
 
 impl Sums {
-    /// Of values that are all finite; `None` where one is not, or their sum is not.
+    /// Returns the sums over finite values; `None` if a value or a sum is not finite.
     fn of_finite<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64) -> Option<Sums> {
         let (rows, rest) = elements.as_chunks::<LANES>();
         let mut low = [f64::INFINITY; LANES];
@@ -303,7 +304,7 @@ impl Sums {
         for &element in rest {
             sums.take(decode(element));
         }
-        // One value that is not finite leaves no finite sum.
+        // A value that is not finite makes the sum not finite.
         (sums.sum.is_finite() && sums.nans + sums.infinities == 0).then_some(sums)
     }
 
@@ -354,7 +355,7 @@ fn floats<const N: usize>(bytes: &[u8], decode: impl Fn([u8; N]) -> f64 + Copy) 
         squares: if count == finite {
             squares(elements, decode, mean)
         } else {
-            // What is not finite is taken for the mean, from which it does not deviate.
+            // Values that are not finite are replaced by the mean, from which they do not deviate.
             squares(elements, |element| finite_or(decode(element), mean), mean)
         },
     }
@@ -364,7 +365,7 @@ fn finite_or(value: f64, other: f64) -> f64 {
     if value.is_finite() { value } else { other }
 }
 
-/// The mean of values whose sum is too large for a number.
+/// Returns the mean of values whose sum overflows.
 fn mean_of_large<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, finite: f64) -> f64 {
     let values = elements.iter().map(|&element| decode(element));
     values
@@ -373,7 +374,7 @@ fn mean_of_large<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) 
         .sum()
 }
 
-/// The sum of the squares of the deviations of finite values from `mean`.
+/// Returns the sum of the squares of the deviations of finite values from `mean`.
 fn squares<const N: usize>(elements: &[[u8; N]], decode: impl Fn([u8; N]) -> f64, mean: f64) -> f64 {
     let square = |element: [u8; N]| {
         let delta = decode(element) - mean;
@@ -441,7 +442,7 @@ impl Histogram {
         }
     }
 
-    /// The counts of both, which are over the same range.
+    /// Adds the counts of another histogram over the same range.
     fn joined(mut self, other: Histogram) -> Histogram {
         for (sum, count) in self.bins.iter_mut().zip(other.bins) {
             *sum += count;
@@ -458,7 +459,7 @@ impl Histogram {
         let last = self.bins.len() - 1;
         for value in as_floats(dtype, bytes) {
             if value.is_finite() {
-                // Scaled before the difference is taken where that would be no number.
+                // Scaled before the subtraction if the difference would overflow.
                 let delta = value - self.low;
                 let place = if delta.is_finite() {
                     delta * self.scale

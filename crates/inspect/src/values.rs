@@ -1,19 +1,19 @@
-//! The elements of every dtype as numbers that Rust has.
+//! The elements of every dtype as Rust numbers.
 
 use ingot_format::{Dtype, to_usize};
 use ingot_io::binding::{convert, converts};
 
-/// A value as its dtype has it.
+/// A value with the exactness of its dtype.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Number {
-    /// Of an integer dtype, or of `BOOL`.
+    /// A value of an integer dtype, or of `BOOL`.
     Integer(i128),
-    /// Of any other.
+    /// A value of any other dtype.
     Float(f64),
 }
 
 impl Number {
-    /// The nearest float.
+    /// Returns the nearest float.
     pub(crate) fn as_float(self) -> f64 {
         match self {
             Number::Integer(value) => rounded(value),
@@ -51,7 +51,7 @@ pub(crate) fn is_integer(dtype: Dtype) -> bool {
     )
 }
 
-/// Return the values of elements, two for each byte of `F4` and each element of `C64`; integers of 64 bits are rounded.
+/// Return the values of elements: two for each byte of `F4` and each element of `C64`. Integers of 64 bits are rounded.
 pub(crate) fn as_floats(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     match dtype {
         Dtype::BOOL | Dtype::U8 => each(bytes, |byte| f64::from(u8::from_le_bytes(byte))),
@@ -71,7 +71,7 @@ pub(crate) fn as_floats(dtype: Dtype, bytes: &[u8]) -> Vec<f64> {
     }
 }
 
-/// Return the exact values of integers; of other dtypes an empty list.
+/// Return the exact values of integers, and an empty list for other dtypes.
 pub(crate) fn as_integers(dtype: Dtype, bytes: &[u8]) -> Vec<i128> {
     match dtype {
         Dtype::BOOL | Dtype::U8 => each(bytes, |byte| u8::from_le_bytes(byte).into()),
@@ -91,7 +91,7 @@ fn each<const N: usize, T>(bytes: &[u8], decode: impl Fn([u8; N]) -> T) -> Vec<T
     elements.iter().map(|&element| decode(element)).collect()
 }
 
-/// The nearest float. Most integers have 64 bits, which processors convert themselves.
+/// Returns the nearest float. Most integers have 64 bits, which processors convert directly.
 #[allow(clippy::cast_precision_loss, reason = "says that it rounds")]
 pub(crate) fn rounded(value: i128) -> f64 {
     i64::try_from(value).map_or_else(|_| value as f64, |value| value as f64)
@@ -102,7 +102,7 @@ pub(crate) fn single(element: [u8; 4]) -> f64 {
     f64::from(f32::from_le_bytes(element))
 }
 
-/// The values of a small float dtype, as bytes of `F32`.
+/// Returns the values of a float dtype of at most 16 bits, as bytes of `F32`.
 pub(crate) fn singles(dtype: Dtype, bytes: &[u8]) -> Vec<u8> {
     if dtype == Dtype::F4 {
         return bytes.iter().flat_map(|&byte| nibbles(byte)).collect();

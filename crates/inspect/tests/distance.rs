@@ -1,4 +1,4 @@
-//! Distances of tensors: those of the obvious loop.
+//! Distances of tensors, compared with a naive loop.
 #![allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -36,7 +36,7 @@ fn of_singles(one: &[f32], two: &[f32]) -> Option<Distance> {
     between((Dtype::F32, singles(one)), (Dtype::F32, singles(two)))
 }
 
-/// The obvious way: one pair after the other.
+/// The naive way: one pair after the other.
 fn naive(one: &[f64], two: &[f64]) -> Option<Distance> {
     let mut different = 0;
     let mut largest = 0.0_f64;
@@ -86,7 +86,7 @@ fn assert_near(found: Option<Distance>, expected: Option<Distance>) {
     };
     assert_eq!(one.different, two.different);
     let (ours, theirs) = (float(one.max_abs), float(two.max_abs));
-    // Not near: the greatest difference is one of those that there are.
+    // Compared exactly: the greatest difference is one of the differences.
     assert!(
         ours == theirs || ours.is_some_and(f64::is_nan) && theirs.is_some_and(f64::is_nan),
         "{one:?}\n{two:?}"
@@ -102,7 +102,7 @@ proptest! {
         odd in 0_u32..3,
     ) {
         let value = |bits: u32, other: u32| match (odd, bits % 64) {
-            // Of half of the pairs both values are the same.
+            // Half of the pairs have equal values.
             (_, 32..) => other,
             (1, 0) => f32::INFINITY.to_bits(),
             (1, 1) => f32::NEG_INFINITY.to_bits(),
@@ -317,7 +317,7 @@ fn several(shift: u32) -> Archive {
             .collect::<Vec<_>>()
     };
     archive(&[
-        // Differs in its last value only.
+        // Differs only in its last value.
         ("late", Dtype::F32, singles(&values(3_000_001, 3_000_000))),
         ("all", Dtype::F32, singles(&values(1_500_003, 0))),
         ("equal", Dtype::F32, singles(&values(2_000_000, u32::MAX))),
@@ -353,7 +353,7 @@ fn join_what_many_threads_read_of_many_tensors_in_any_order() {
     assert_eq!((found[2], found[4]), (None, None));
     for threads in [1, 3] {
         let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
-        // The same numbers to the last digit, however the work was shared.
+        // The results are identical to the last digit for any number of threads.
         assert_eq!(
             distances(&by_name(&one, &two, &names), &options, &Unwatched).unwrap(),
             found
@@ -373,7 +373,7 @@ fn a_file_is_compared_with_itself() {
     assert_eq!(distances(&[], &ReadOptions::default(), &Unwatched).unwrap(), []);
 }
 
-/// Notes what it is told, and stops after so many looks.
+/// Records the reported progress, and stops after a number of reports.
 struct Told {
     told: Mutex<Vec<(u64, u64)>>,
     looks: AtomicUsize,

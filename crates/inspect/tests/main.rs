@@ -1,4 +1,4 @@
-//! The tests of what callers see, a file for each subject, and one program for all.
+//! The tests of the public behaviour, one file for each subject, in one program.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Statistics of values: those of the obvious loop.
+//! Statistics of values, compared with a naive loop.
 #![allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -28,7 +28,7 @@ fn singles(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
-/// The obvious way: one value after the other.
+/// The naive way: one value after the other.
 fn naive(values: &[f64], bins: usize) -> Statistics {
     let finite: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
     let count = finite.len() as f64;
@@ -85,7 +85,7 @@ fn assert_near(found: &Statistics, expected: &Statistics) {
 proptest! {
     #[test]
     fn equal_those_of_the_obvious_loop(bits in prop::collection::vec(any::<u32>(), 0..400)) {
-        // Exponents near each other: what differs by more than a histogram's part differs by more than rounding.
+        // The exponents are close to each other, so that rounding changes no part of a histogram.
         let value = |bits: &u32| match bits % 16 {
             0 => f32::NAN,
             1 => f32::INFINITY,

@@ -6,31 +6,31 @@ use ingot_format::{Dtype, saturating_usize};
 
 use crate::values::{Number, as_floats, as_integers, is_integer, rounded};
 
-/// Elements that are compared at once: so few that their values stay in a core's nearest cache.
+/// The number of elements that are compared at once, small enough that their values stay in a core's L1 cache.
 pub(super) const STEP: u64 = 2048;
 
-/// Values that are folded side by side, so that the compiler makes vector code.
+/// The number of values that are folded side by side, so that the compiler vectorises the loop.
 const LANES: usize = 4;
 
 /// Sums over some pairs of values, which can be joined with the sums over others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Differences {
-    /// Pairs that are not equal. A NaN equals every other.
+    /// The number of pairs that are not equal. A NaN equals every other NaN.
     pub(super) different: u64,
-    /// The greatest absolute difference: an integer where both are integers, and NaN where one of two alone is.
+    /// The greatest absolute difference: an integer if both are integers, and NaN if only one of two values is NaN.
     pub(super) largest: Number,
-    /// The sum of the squares of the differences. As all below, without the pairs that are equal and not finite.
+    /// The sum of the squares of the differences. Like all sums below, without equal pairs that are not finite.
     pub(super) squares: f64,
-    /// The sum of the squares of the first.
+    /// The sum of the squares of the first values.
     pub(super) ours: f64,
-    /// The sum of the squares of the second.
+    /// The sum of the squares of the second values.
     pub(super) theirs: f64,
-    /// The sum of their products.
+    /// The sum of the products.
     pub(super) products: f64,
 }
 
 impl Differences {
-    /// Of no pair.
+    /// The sums over no pairs.
     pub(super) const NOTHING: Differences = Differences {
         different: 0,
         largest: Number::Integer(0),
@@ -40,7 +40,7 @@ impl Differences {
         products: 0.0,
     };
 
-    /// Add the elements of these dtypes in these bytes: the same number in both.
+    /// Add the elements with these dtypes in these bytes, as many on both sides.
     pub(super) fn add(&mut self, dtypes: [Dtype; 2], bytes: [&[u8]; 2]) {
         let [one, two] = dtypes.map(|dtype| saturating_usize(STEP * dtype.bits() / 8));
         for (ours, theirs) in zip(bytes[0].chunks(one), bytes[1].chunks(two)) {
@@ -79,7 +79,7 @@ impl Differences {
         }
     }
 
-    /// Of values that are all finite; `None` where one is not, or a sum is not.
+    /// Returns the sums over finite values; `None` if a value or a sum is not finite.
     fn of_finite(ours: &[f64], theirs: &[f64]) -> Option<Differences> {
         let (our_rows, our_rest) = ours.as_chunks::<LANES>();
         let (their_rows, their_rest) = theirs.as_chunks::<LANES>();
@@ -112,13 +112,13 @@ impl Differences {
             products: products.iter().sum(),
         };
         let found = found.joined(Differences::of_any(floats(our_rest, their_rest)));
-        // One value that is not finite leaves no finite sum.
+        // A value that is not finite makes the sum not finite.
         (found.squares + found.ours + found.theirs)
             .is_finite()
             .then_some(found)
     }
 
-    /// Of any values, each pair with its difference.
+    /// Adds any values, pair by pair.
     fn of_any(triples: impl Iterator<Item = (f64, f64, f64)>) -> Differences {
         let (mut different, mut largest) = (0, 0.0);
         let [mut squares, mut ours, mut theirs, mut products] = [0.0; 4];
@@ -160,7 +160,8 @@ impl Differences {
     }
 }
 
-/// The values of one side. Integers are floats as well, unless one of the two sides has such as no float is.
+/// The values of one side. Integers are converted to floats, unless one side has integers that a float cannot
+/// represent.
 enum Values {
     Floats(Vec<f64>),
     Integers(Vec<i128>),
@@ -187,7 +188,7 @@ impl Values {
         })
     }
 
-    /// Each with an imaginary part of zero.
+    /// Real values with an imaginary part of zero.
     fn into_complex(self) -> Values {
         match self {
             Values::Floats(values) => {
@@ -204,13 +205,14 @@ fn floats<'v>(ours: &'v [f64], theirs: &'v [f64]) -> impl Iterator<Item = (f64, 
     zip(ours, theirs).map(|(&one, &two)| (one, two, one - two))
 }
 
-/// The difference of an integer and a float, rounded once it is exact: zero where they are equal, and only there.
+/// Returns the difference of an integer and a float, rounded once from the exact value: zero if and only if they are
+/// equal.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "so far from the ends, nothing is cut off"
 )]
 fn difference(one: i128, two: f64) -> f64 {
-    // Far more than any integer of a tensor, and little enough for an `i128`.
+    // Larger than every integer of a tensor, and small enough for an `i128`.
     if two.abs() < 1e30 {
         let whole = two.trunc();
         rounded(one - whole as i128) - (two - whole)
@@ -219,7 +221,7 @@ fn difference(one: i128, two: f64) -> f64 {
     }
 }
 
-/// What a float is that counts something.
+/// Returns the value of a float that is not a NaN.
 #[allow(
     clippy::cast_possible_truncation,
     reason = "integers of 32 bits are this far apart at most"
@@ -228,7 +230,7 @@ fn whole(value: f64) -> Number {
     Number::Integer(value as i128)
 }
 
-/// The greater of two, NaN where one is.
+/// Returns the greater value, or NaN if one is NaN.
 fn greater(one: f64, two: f64) -> f64 {
     if one.is_nan() || one > two { one } else { two }
 }

@@ -1,9 +1,9 @@
-//! Files that tests make in memory.
+//! Test files in memory.
 
 use ingot_format::{Dtype, Format, Spec, layout, to_u64};
 use ingot_io::{Archive, MemorySource, OpenOptions};
 
-/// A file with these tensors.
+/// Returns a file with these tensors.
 pub(crate) fn archive(tensors: &[(&str, Dtype, Vec<u8>)]) -> Archive {
     let shapes: Vec<[u64; 1]> = tensors
         .iter()
