@@ -1,4 +1,4 @@
-//! Files of any content, which get their names when they are complete.
+//! Files of any content, which are renamed to their final names once they are complete.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ use crate::serialize::save_options;
 use crate::tensor::Imported;
 use crate::watch::Signals;
 
-/// Writes a file of these pieces. See `_native.pyi`.
+/// Write a file of these pieces. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, pieces, *, durable = true, overwrite = false, replace_read_only = false, progress = None))]
 pub(crate) fn replace_file(
@@ -40,7 +40,7 @@ fn imported(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
     Imported::from_buffer(Dtype::U8, vec![to_u64(buffer.len_bytes())], buffer)
 }
 
-/// Checks whether a file may be written to `path`. See `_native.pyi`.
+/// Check whether a file may be written to `path`. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, *, overwrite = false, replace_read_only = false))]
 pub(crate) fn check_destination(
@@ -56,7 +56,7 @@ pub(crate) fn check_destination(
     })
 }
 
-/// A file that others fill before it gets its name. See `_native.pyi`.
+/// A temporary file that callers fill before it is renamed. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Aside {
     draft_path: OsString,
@@ -93,7 +93,7 @@ impl Aside {
 
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         Signals::detach(py, |signals| {
-            // Not held meanwhile, since a child of a fork would wait for it for ever.
+            // The lock is released first, because a child after a fork would wait for it forever.
             let mut aside = self.locked().take().ok_or(Error::Closed { path: None })?;
             let committed = aside.commit(signals);
             *self.locked() = Some(aside);

@@ -1,4 +1,5 @@
-//! Identities that Python finds: a provider of the caller, and the vendors' SDKs behind `ingot._read.identity`.
+//! Identities that Python finds: from a provider of the caller, or from the vendors' SDKs through
+//! `ingot._read.identity`.
 
 use std::io;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use pyo3::types::{PyCFunction, PyDict, PyTuple};
 
 use crate::object_fault::Raised;
 
-/// The vendors' SDKs. One for all calls, which share what it returns.
+/// The vendors' SDKs. One object for all calls, which share the identities.
 pub(crate) static SDKS: LazyLock<Arc<dyn Credentials>> = LazyLock::new(|| Arc::new(Sdks));
 
 /// The callable in `storage_options={"credentials": …}`.
@@ -23,7 +24,7 @@ pub(crate) struct Callable(pub(crate) Py<PyAny>);
 #[derive(Debug)]
 struct Sdks;
 
-/// Keys with their session, or a token; the expiry in seconds since 1970, the region, the endpoint.
+/// The answer of a provider: keys and session, or a token; the expiry in seconds since 1970, the region, the endpoint.
 pub(crate) type Answered = (
     Option<String>,
     Option<String>,
@@ -34,7 +35,7 @@ pub(crate) type Answered = (
     Option<String>,
 );
 
-/// What the SDKs are asked for.
+/// A question to the SDKs.
 type Asked = (
     &'static str,
     Option<String>,
@@ -67,8 +68,8 @@ impl Credentials for Sdks {
     }
 }
 
-/// Call a function of `ingot._read.identity` on a thread of Python, and wait outside the interpreter: when the program
-/// ends, Python ends its threads where they are, which a frame of Rust on their stack would turn into an abort.
+/// Call a function of `ingot._read.identity` on a Python thread, and wait with the interpreter released. At exit,
+/// Python stops its threads at once, and unwinding through a Rust frame on their stack would abort the process.
 fn ask(
     call: impl for<'py> FnOnce(Python<'py>) -> (&'static str, PyResult<Bound<'py, PyTuple>>),
 ) -> io::Result<Identity> {
@@ -84,7 +85,7 @@ fn ask(
     receiver.recv().map_err(|_| ended())?
 }
 
-/// Takes the answer of the call, or what it raised.
+/// Receives the result of the call, or its exception.
 fn done(py: Python<'_>, sender: Sender<io::Result<Identity>>) -> PyResult<Bound<'_, PyCFunction>> {
     let take = move |arguments: &Bound<'_, PyTuple>, _: Option<&Bound<'_, PyDict>>| -> PyResult<()> {
         let (answer, raised) = arguments.extract::<(Option<Answered>, Bound<'_, PyAny>)>()?;
@@ -113,13 +114,14 @@ fn identity_of((id, secret, session, token, expiry, region, endpoint): Answered)
     identity
 }
 
-/// The time that lies so many seconds after 1970. One that no clock has is over.
+/// Return the time at this many seconds after 1970. A time that the clock cannot represent counts as past.
 fn time_of(seconds: f64) -> SystemTime {
     let since = Duration::try_from_secs_f64(seconds).unwrap_or_default();
     UNIX_EPOCH.checked_add(since).unwrap_or(UNIX_EPOCH)
 }
 
-/// An error of `ingot._read.identity` by its words, which hold no secret; any other by its class, with itself as cause.
+/// Convert an exception. An error of `ingot._read.identity` keeps its message, which contains no secret. Any other is
+/// named by its class only, with the exception as cause.
 fn refusal(raised: PyErr) -> io::Error {
     let ours = Python::try_attach(|py| {
         let class = py.import("ingot._read.identity")?.getattr("RefusedError")?;

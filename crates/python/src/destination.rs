@@ -1,6 +1,6 @@
-//! Memory of callers that tensors are read into.
+//! Memory of callers as the destination of reads.
 //!
-//! One of the files in which `unsafe` is allowed, because the memory belongs to a framework.
+//! `unsafe` is allowed in this file because the memory belongs to a framework.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, PoisonError};
@@ -16,14 +16,14 @@ use crate::export::{self, Export, items};
 use crate::tensor::{Owner, logical};
 use crate::wrap::paused_collector;
 
-/// Tensors that a file is to be read into, which are looked at all at once. See `_native.pyi`.
+/// The destinations of one read, which are checked together. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Destinations {
-    /// `None` once they are filled.
+    /// `None` once they have been filled.
     held: Mutex<Option<Vec<Held>>>,
 }
 
-/// One of them.
+/// One destination.
 pub(crate) enum Held {
     Shown(Destination),
     Given(Given),
@@ -39,8 +39,8 @@ impl Held {
     }
 }
 
-/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether its one element is a tensor
-/// without dimensions: Python has no such buffers.
+/// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether the memory is a tensor
+/// without dimensions, which Python's buffers cannot describe.
 type Given = (String, Py<PyAny>, bool);
 
 #[pymethods]
@@ -85,22 +85,22 @@ const _: fn() = || {
     crosses_threads::<Destination>();
 };
 
-/// Memory of a framework that a tensor shall be read into.
+/// Memory of a framework as a destination.
 pub(crate) struct Destination {
     dtype: Dtype,
     shape: Vec<u64>,
-    /// The elements; `None` where some of them share memory with each other, and once they are a target. The lifetime is
-    /// stretched: `_owner` keeps them, and nothing leaves a `Destination` but what borrows it.
+    /// The elements; `None` if some of them overlap, or after they became a target. The lifetime is extended: `_owner`
+    /// keeps the memory, and only borrows of a `Destination` leave it.
     memory: Option<Dest<'static>>,
     _owner: Owner,
 }
 
 impl Destination {
-    /// The elements of a DLPack capsule or of a buffer, which are `dtype` whatever that says they are. Fails for what
-    /// is on another device, may not be written to or holds elements of another size. Of a buffer that `is_scalar` only
-    /// the first element counts.
+    /// Return the elements of a DLPack capsule or of a buffer as elements of `dtype`, regardless of the object's own
+    /// format. Fail if they are on another device, not writable, or of another size. For a buffer with `is_scalar`,
+    /// only the first element counts.
     pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
-        // SAFETY: `shown` asks for an owner of the elements: the capsule keeps its tensor.
+        // SAFETY: `shown` requires an owner of the elements: the capsule keeps its tensor.
         let shown = Shown::by(memory, |shown| unsafe {
             Destination::shown(dtype, shown, memory)
         });
@@ -108,12 +108,10 @@ impl Destination {
     }
 
     /// # Safety
-    /// As for [`Take::take`], but for the dtype.
+    /// The contract is the one of [`Take::take`], without the dtype.
     unsafe fn shown(dtype: Dtype, shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> PyResult<Destination> {
         if !shown.is_on_cpu {
-            return Err(PyBufferError::new_err(
-                "the destination is not in the memory of the CPU",
-            ));
+            return Err(PyBufferError::new_err("the destination is not in CPU memory"));
         }
         let itemsize = shown.itemsize().unwrap_or(0);
         let owner = Owner::Object(owner.clone().unbind());
@@ -143,15 +141,15 @@ impl Destination {
         let strides = (!buffer.is_c_contiguous()).then_some(&*strides);
         let (start, itemsize) = (buffer.buf_ptr().cast(), buffer.item_size());
         let owner = Owner::Buffer(buffer);
-        // SAFETY: `of` asks for elements that the owner keeps: the buffer protocol promises them for this shape and these
-        // strides as long as the buffer is exported, and that they may be written to was asked above.
+        // SAFETY: `of` requires elements that the owner keeps: the buffer protocol guarantees them for this shape and
+        // these strides as long as the buffer is exported, and the buffer was checked to be writable above.
         unsafe { Destination::of(dtype, start, itemsize, &sizes, strides, owner) }
     }
 
-    /// Without `strides`, which are in bytes, the elements lie in C order.
+    /// Without `strides`, which are in bytes, the elements are in C order.
     ///
     /// # Safety
-    /// The elements are mapped for reading and writing for as long as there is `owner`.
+    /// The elements are mapped for reading and writing as long as `owner` exists.
     unsafe fn of(
         dtype: Dtype,
         start: *mut u8,
@@ -175,15 +173,16 @@ impl Destination {
         let sizes = sizes.map(|&size| usize::try_from(size).ok());
         let sizes = sizes.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
         let memory = match strides {
-            // SAFETY: `Dest::strided` asks for
-            // - elements that are writable for as long as the result lives: the contract above, for as long as there is
-            //   `owner`, which goes with the result, and only `target` gives that away, for no longer than `self` is borrowed.
-            //   The size of an element was checked, and `from_buffer` asked whether they may be written to; DLPack has no
-            //   word for that. Tried: without either check `test_load_file_rejects_invalid_memory` fails;
-            // - nobody else who writes to them. That no other thread of the program does nobody can prove; the consequence
-            //   are bytes of both.
+            // SAFETY: `Dest::strided` requires
+            // - elements that are writable as long as the result lives: the contract above guarantees it as long as
+            // `owner` exists. `owner` is stored beside the result, and only `target` returns the result, for no longer
+            // than `self` is borrowed. The size of an element was checked, and `from_buffer` checked that the buffer is
+            // writable; DLPack does not report that. Without either check `test_load_file_rejects_invalid_memory`
+            // fails;
+            // - no other code that writes to them. Nobody can prove that no other thread of the program does. The
+            // consequence is a mixture of both writers' bytes.
             Some(strides) => unsafe { Dest::strided(start, itemsize, &sizes, strides) },
-            // SAFETY: as above, of `nbytes` bytes of elements in C order.
+            // SAFETY: as above, for `nbytes` bytes of elements in C order.
             None => unsafe { Dest::new(start, nbytes) },
         };
         Ok(Destination {
@@ -194,7 +193,7 @@ impl Destination {
         })
     }
 
-    /// The elements, to be filled; `None` where some of them share memory with each other.
+    /// Return the elements to fill; `None` if some of them overlap.
     pub(crate) fn target(&mut self) -> Option<Target<'_>> {
         Some(Target {
             dtype: self.dtype,
@@ -206,7 +205,8 @@ impl Destination {
 
 impl Take for Destination {
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
-        // SAFETY: the contract above is the same. What is refused is asked for in another way, and refused there.
+        // SAFETY: the contract above is the same. Memory that is rejected here is passed in another form, and rejected
+        // there.
         unsafe { Destination::shown(shown.dtype.known()?, shown, owner) }.ok()
     }
 

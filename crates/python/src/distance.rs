@@ -1,4 +1,4 @@
-//! How far apart the values of tensors are.
+//! Distances between the values of tensors.
 
 use std::num::NonZeroUsize;
 
@@ -10,7 +10,7 @@ use crate::read::chosen;
 use crate::statistics::Value;
 use crate::watch::Signals;
 
-/// How far apart the values of two tensors are that are not equal.
+/// The distance between two tensors whose values differ.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Distance(ingot_inspect::Distance);
 
@@ -37,7 +37,7 @@ impl Distance {
     }
 }
 
-/// How far apart the tensors of these names are in two files; None where all their values are equal.
+/// Return the distances of the tensors with these names in two files; None if all their values are equal.
 #[pyfunction]
 #[pyo3(signature = (one, two, names, *, threads = None, progress = None))]
 pub(crate) fn distances(

@@ -1,8 +1,8 @@
-//! DLPack: the structures that frameworks exchange tensors by, capsules of them, and tables of C functions.
+//! DLPack: the structures through which frameworks exchange tensors, capsules of them, and tables of C functions.
 //!
-//! The structures are defined by dlpack.h 1.3. Every framework takes the unversioned capsule. A framework's table of C functions
-//! is used if it has one, which saves a capsule and a call of Python for each tensor.
-//! One of the files in which `unsafe` is allowed.
+//! dlpack.h 1.3 defines the structures. Every framework accepts the unversioned capsule. If a framework has a table of
+//! C functions, it is used, which saves a capsule and a call of Python for each tensor. `unsafe` is allowed in this
+//! file because the structures contain pointers.
 #![allow(unsafe_code)]
 
 use std::cell::UnsafeCell;
@@ -31,11 +31,11 @@ struct DlDevice {
 /// `kDLCPU`, and `kDLCUDA`.
 const CPU: i32 = 1;
 const CUDA: i32 = 2;
-/// `kDLCUDAHost` and `kDLROCMHost`: memory of the host that is pinned for these.
+/// `kDLCUDAHost` and `kDLROCMHost`: host memory that is pinned for these devices.
 const PINNED_CUDA: i32 = 3;
 const PINNED_ROCM: i32 = 11;
 
-/// The address of the first byte of a buffer, and the device that has it.
+/// The address of the first byte of a buffer, and its device.
 fn place(buffer: &Buffer) -> (*mut c_void, DlDevice) {
     let (start, device_type, device_id) = match buffer {
         Buffer::Host(region) => (region.as_ptr().cast(), CPU, 0),
@@ -95,7 +95,7 @@ struct DlVersion {
     minor: u32,
 }
 
-/// The version that the structures with a version have.
+/// The version in the versioned structures.
 const VERSION: DlVersion = DlVersion { major: 1, minor: 3 };
 
 /// `DLManagedTensorVersioned`.
@@ -114,7 +114,7 @@ type ToPyObject = unsafe extern "C" fn(*mut DlManagedTensorVersioned, *mut *mut 
 /// `DLPackDLTensorFromPyObjectNoSync`.
 type FromPyObject = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
-/// `DLPackExchangeAPI`, as far as the last function that is called here.
+/// `DLPackExchangeAPI`, up to the last function that is called here.
 #[repr(C)]
 struct DlExchangeApi {
     version: DlVersion,
@@ -167,12 +167,12 @@ pub(crate) fn has_storage_shape(dtype: Dtype, shape: &[u64]) -> bool {
 /// A tensor that is exported to a framework: the structure that the framework points to, and the owner of the memory.
 #[repr(C)]
 struct Exported<M> {
-    /// First, so that a pointer to it is a pointer to the whole.
+    /// The first field, so that a pointer to it is a pointer to the whole.
     managed: M,
     /// Shape, then strides.
     dims: Dims,
     group: NonNull<Group<M>>,
-    /// Whether it was freed. Readable as long as the group exists.
+    /// Whether the tensor was freed. Readable as long as the group exists.
     is_freed: AtomicBool,
 }
 
@@ -181,7 +181,7 @@ struct Exported<M> {
 struct Group<M> {
     /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
     left: AtomicUsize,
-    /// Keeps the memory.
+    /// Keeps the memory alive.
     buffer: Buffer,
     /// Filled from the front. Only the holder of a pointer to an element uses the element.
     places: Box<[UnsafeCell<MaybeUninit<Exported<M>>>]>,
@@ -193,7 +193,7 @@ pub(crate) struct Exports<M> {
     used: usize,
 }
 
-/// A structure of DLPack that a tensor is exported by.
+/// A structure of DLPack through which a tensor is exported.
 pub(crate) trait Managed {
     fn new(tensor: DlTensor) -> Self;
     fn tensor(&mut self) -> &mut DlTensor;
@@ -282,7 +282,7 @@ impl Dims {
         Some(dims)
     }
 
-    /// The same with other strides, in elements. `None` for elements that are no units.
+    /// The same with other strides, in elements. `None` if an element is smaller than a storage unit.
     pub(crate) fn strided(dtype: Dtype, shape: &[u64], strides: &[u64]) -> Option<Dims> {
         let mut dims = Dims::of(dtype, shape).filter(|_| dl_dtype(dtype).lanes == 1)?;
         let (sizes, places) = dims.split_mut();
@@ -349,8 +349,8 @@ impl<M: Managed> Exports<M> {
         }
     }
 
-    /// `exports` with a place for one more tensor over the memory of `buffer`: twice as many as before if it was full, since
-    /// a file with many tensors has more.
+    /// Return `exports` with room for one more tensor over the memory of `buffer`. If it was full, a new group has
+    /// twice the room, since a file with many tensors usually has more.
     fn over<'e>(exports: &'e mut Option<Exports<M>>, buffer: &Buffer) -> &'e mut Exports<M> {
         let mut most = 1;
         *exports = exports.take().filter(|before| {
@@ -365,8 +365,8 @@ impl<M: Managed> Exports<M> {
     }
 
     fn group(&self) -> &Group<M> {
-        // SAFETY: `as_ref` asks for a pointer to a `Group` that is there, and not written to: it is from `new`, `left` counts
-        // this `Exports`, and what changes in it is in cells.
+        // SAFETY: `as_ref` requires a pointer to an existing `Group` that is not written to: it comes from `new`,
+        // `left` counts this `Exports`, and mutable fields are cells.
         unsafe { self.group.as_ref() }
     }
 
@@ -376,8 +376,8 @@ impl<M: Managed> Exports<M> {
         let (data, device) = place(buffer);
         let ndim = i32::try_from(dims.rank).map_err(|_| PyValueError::new_err("too many dimensions"))?;
         let place = self.group().places[self.used].get();
-        // SAFETY: dereferencing `place` asks for an element that exists, which `group` keeps, and that no other code uses: `used`
-        // is incremented right below, so each element is used once. Without the increment,
+        // SAFETY: dereferencing `place` requires an existing element, which `group` keeps, that no other code uses:
+        // `used` is incremented right below, so each element is used once. Without the increment,
         // `test_lending_survives_threads_that_free_in_any_order` crashes.
         let exported = unsafe {
             (*place).write(Exported {
@@ -409,7 +409,7 @@ impl<M: Managed> Exports<M> {
 
 impl<M> Drop for Exports<M> {
     fn drop(&mut self) {
-        // SAFETY: `leave` asks for one that `left` counts, once.
+        // SAFETY: `leave` requires a holder that `left` counts, once.
         unsafe { leave(self.group) };
     }
 }
@@ -419,17 +419,17 @@ impl<M> Drop for Exports<M> {
 /// # Safety
 /// `group` is from [`Exports::new`]. Its `left` counts the caller once, and the caller does not use the group afterwards.
 unsafe fn leave<M>(group: NonNull<Group<M>>) {
-    // SAFETY: `as_ref` asks for a group that is there: `left` counts the caller.
+    // SAFETY: `as_ref` requires an existing group: `left` counts the caller.
     if unsafe { group.as_ref() }.left.fetch_sub(1, Ordering::Release) > 1 {
         return;
     }
     // Accesses of other threads to their tensors happen before the memory is freed.
     fence(Ordering::Acquire);
-    // SAFETY: `from_raw` asks for a pointer from a box, once: `new` leaked it, and the count reaches nothing once.
+    // SAFETY: `from_raw` requires a pointer from a box, once: `new` leaked it, and the count reaches zero once.
     drop(unsafe { Box::from_raw(group.as_ptr()) });
 }
 
-/// A capsule over [`Exports::export`].
+/// Return a capsule over [`Exports::export`].
 pub(crate) fn capsule<'py>(
     py: Python<'py>,
     buffer: &Buffer,
@@ -437,13 +437,13 @@ pub(crate) fn capsule<'py>(
     dims: &Dims,
 ) -> PyResult<Bound<'py, PyAny>> {
     let managed = Exports::<DlManagedTensor>::new(buffer, 1).export(buffer, dtype, dims)?;
-    // SAFETY: `PyCapsule_New` asks for a pointer that is not null and a name that outlives the capsule: the
-    // pointer comes from a box, the name is static. The destructor takes just such capsules.
+    // SAFETY: `PyCapsule_New` requires a pointer that is not null and a name that outlives the capsule: the pointer
+    // comes from a box, the name is static. The destructor accepts exactly these capsules.
     let capsule = unsafe { ffi::PyCapsule_New(managed.cast(), CAPSULE_NAME.as_ptr(), Some(drop_capsule)) };
-    // SAFETY: asks for a new reference, or null with an exception set: `PyCapsule_New` returns one of the two.
+    // SAFETY: requires a new reference, or null with an exception set: `PyCapsule_New` returns one of the two.
     let capsule = unsafe { Bound::from_owned_ptr_or_err(py, capsule) };
     if capsule.is_err() {
-        // SAFETY: `delete` asks for a pointer from `Exports::export` that no other code frees: no capsule took it.
+        // SAFETY: `delete` requires a pointer from `Exports::export` that no other code frees: no capsule owns it.
         unsafe { delete(managed) };
     }
     capsule
@@ -460,11 +460,11 @@ impl Exchange {
     /// Return the functions of `__dlpack_c_exchange_api__` of a framework's class; `None` for other objects, and for other
     /// versions.
     pub(crate) fn of(capsule: &Bound<'_, PyAny>) -> Option<Exchange> {
-        // SAFETY: asks for an object, and a name that is a C string.
+        // SAFETY: requires an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) } == 0 {
             return None;
         }
-        // SAFETY: asks for a valid capsule of this name, which was just checked.
+        // SAFETY: requires a valid capsule of this name, which was just checked.
         let api = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), EXCHANGE_NAME.as_ptr()) };
         // SAFETY: a valid capsule of this name holds a `DLPackExchangeAPI`, which begins with its version in every
         // version, and stays for as long as the process (DLPack's contract).
@@ -491,23 +491,24 @@ impl Exchange {
     ) -> Option<T> {
         let from_py_object = self.from_py_object?;
         let mut shown = MaybeUninit::uninit();
-        // SAFETY: `dltensor_from_py_object_no_sync` asks for an object, a place for a tensor, and the interpreter, which
-        // `tensor` says is held.
+        // SAFETY: `dltensor_from_py_object_no_sync` requires an object, room for a tensor, and the interpreter, which
+        // `tensor` proves to be held.
         if unsafe { from_py_object(tensor.as_ptr().cast(), shown.as_mut_ptr()) } != 0 {
             drop(PyErr::take(tensor.py()));
             return None;
         }
-        // SAFETY: asks for a tensor that was written, which 0 says.
+        // SAFETY: requires an initialised tensor: a return value of 0 means that it was written.
         let shown = unsafe { shown.assume_init_ref() };
-        // SAFETY: asks for a tensor as DLPack describes: its pointers belong to the object, which is held here, as is the
-        // interpreter (DLPack's contract).
+        // SAFETY: requires a tensor as DLPack describes: its pointers belong to the object, which is held here, and so
+        // is the interpreter (DLPack's contract).
         let shown = unsafe { Shown::of(shown) };
         if !shown.lies_within(first, nbytes) {
             return None;
         }
-        // SAFETY: `take` asks for an owner of the elements, which the storage is; the tensor would not do, nor would a capsule of
-        // it: after `tensor.data = other` nothing else holds them. Not provable: that no other thread does that, or resizes the
-        // storage, between the two reads; frameworks ask the same of their callers.
+        // SAFETY: `take` requires an owner of the elements, which is the storage. Neither the tensor nor a capsule of
+        // it would do: after `tensor.data = other`, only the storage keeps the elements. Not provable: that no other
+        // thread assigns `data` or resizes the storage between the two reads. Frameworks require the same of their
+        // callers.
         unsafe { T::take(&shown, storage) }
     }
 
@@ -524,21 +525,21 @@ impl Exchange {
         let exports = Exports::over(exports, buffer);
         let managed = exports.export(buffer, dtype, dims).ok()?;
         let mut made = ptr::null_mut();
-        // SAFETY: `managed_tensor_to_py_object_no_sync` asks for a tensor that it may have, which `managed` is, a place
-        // for an object, and the interpreter, which `py` says is held.
+        // SAFETY: `managed_tensor_to_py_object_no_sync` requires a tensor that it may own, which is `managed`, room for
+        // an object, and the interpreter, which `py` proves to be held.
         let code = unsafe { (self.to_py_object)(managed, &raw mut made) };
         if code == 0 {
-            // SAFETY: asks for a new reference, or null: a framework that returns 0 has stored one.
+            // SAFETY: requires a new reference, or null: a framework that returns 0 has stored one.
             return unsafe { Bound::from_owned_ptr_or_opt(py, made.cast()) };
         }
-        // DLPack does not say whether a framework that fails to take a tensor has freed it.
+        // DLPack does not specify whether a framework that fails to import a tensor has freed it.
         //
-        // SAFETY: dereferencing asks for an `Exported` that is there: `exports` counts its group, which keeps the place also
-        // after `delete`, and that drops nothing of a flag.
+        // SAFETY: dereferencing requires an existing `Exported`: `exports` counts its group, which keeps the element
+        // even after `delete`, and `delete` does not drop the flag.
         let is_freed = unsafe { &(*managed.cast::<Exported<DlManagedTensorVersioned>>()).is_freed };
         if !is_freed.load(Ordering::Acquire) {
-            // SAFETY: `delete` asks for a pointer from `Exports::export` that no other code frees. The framework has failed, so it
-            // holds nothing; and it has not freed this.
+            // SAFETY: `delete` requires a pointer from `Exports::export` that no other code frees. The framework has
+            // failed, so it keeps nothing, and the flag shows that it has not freed the tensor.
             unsafe { delete(managed) };
         }
         drop(PyErr::take(py));
@@ -553,53 +554,54 @@ impl Exchange {
 /// `managed` comes from [`Exports::export`] and is not used afterwards.
 unsafe extern "C" fn delete<M>(managed: *mut M) {
     let exported = managed.cast::<Exported<M>>();
-    // SAFETY: asks for an `Exported` that is there: `managed` is the first field of the one that `export` wrote, whose
-    // layout is C's, and the contract above says that it was not freed.
+    // SAFETY: requires an existing `Exported`: `managed` is the first field of the one that `export` wrote, with C
+    // layout, and by the contract above it was not freed.
     let group = unsafe { (*exported).group };
     // SAFETY: as above.
     unsafe { &(*exported).is_freed }.store(true, Ordering::Release);
-    // SAFETY: `drop_in_place` asks for the same, that no other code has it, and that it is not used again: the contract.
+    // SAFETY: `drop_in_place` requires the same, exclusive access, and that the value is not used again: the contract
+    // above.
     unsafe { ptr::drop_in_place(exported) };
-    // SAFETY: `leave` asks for one that `left` counts, once: `export` did for this tensor, and it is dropped.
+    // SAFETY: `leave` requires a holder that `left` counts, once: `export` counted this tensor, which is dropped now.
     unsafe { leave(group) };
 }
 
-/// Free the tensor of a capsule that no framework took. A framework that takes it renames the capsule.
+/// Free the tensor of a capsule that no framework consumed. A framework that consumes a capsule renames it.
 ///
 /// # Safety
 /// Python calls this with a capsule from [`capsule`] that is being freed.
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: asks for an object, which Python gave.
+    // SAFETY: requires an object, which Python passes.
     if unsafe { ffi::PyCapsule_IsValid(capsule, CAPSULE_NAME.as_ptr()) } == 0 {
         return;
     }
-    // SAFETY: asks for a valid capsule of this name, which the line above checked.
+    // SAFETY: requires a valid capsule of this name, which the line above checked.
     let managed = unsafe { ffi::PyCapsule_GetPointer(capsule, CAPSULE_NAME.as_ptr()) };
-    // SAFETY: the pointer is the one that `capsule` put there, and no framework took it over: the name says so.
+    // SAFETY: the pointer is the one that `capsule` stored, and no framework consumed it, as the name shows.
     unsafe { delete(managed.cast::<DlManagedTensor>()) };
 }
 
 /// A tensor as DLPack describes it.
 pub(crate) struct Shown<'a> {
-    /// The first element; null where there is no memory, also when the first element is not the first of that.
+    /// The first element; null if there is no memory. It need not be at the start of the memory.
     pub(crate) start: *mut u8,
     pub(crate) dtype: DlDataType,
-    /// In units that a framework stores.
+    /// The shape in storage units of the framework.
     pub(crate) sizes: &'a [i64],
-    /// The same; none where the elements lie in C order.
+    /// The strides in the same units; `None` if the elements are in C order.
     pub(crate) strides: &'a [i64],
     pub(crate) is_on_cpu: bool,
-    /// The number of the GPU that has it; `None` where another device does.
+    /// The number of the GPU with the memory; `None` for other devices.
     pub(crate) gpu: Option<i32>,
 }
 
-/// Memory or a destination that is made of a tensor in place.
+/// Memory or a destination that is made from a tensor without a copy.
 pub(crate) trait Take: Sized {
     /// Return `None` for a tensor that cannot be used in place.
     ///
     /// # Safety
-    /// The elements of `shown` are mapped for reading, and for writing where they are written to, for as long as there is
-    /// `owner`.
+    /// As long as `owner` exists, the elements of `shown` are mapped for reading, and for writing if they are written
+    /// to.
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
 
     /// As `take`, for the elements of a buffer, which are `dtype` regardless of the buffer's own format. Fail if the buffer cannot
@@ -616,7 +618,7 @@ pub(crate) fn taken<T: Take>(capsule: &Bound<'_, PyAny>, first: u64, nbytes: u64
         if !shown.lies_within(first, nbytes) {
             return None;
         }
-        // SAFETY: `take` asks for an owner of the elements: the capsule keeps its tensor.
+        // SAFETY: `take` requires an owner of the elements: the capsule keeps its tensor.
         unsafe { T::take(shown, capsule) }
     };
     Shown::by(capsule, take)
@@ -649,16 +651,16 @@ impl<'a> Shown<'a> {
 
     /// Call `look` with the tensor in a capsule; `None` for other objects, and for a capsule that was used before.
     pub(crate) fn by<T>(capsule: &Bound<'_, PyAny>, look: impl FnOnce(&Shown<'_>) -> T) -> Option<T> {
-        // SAFETY: asks for an object, and a name that is a C string.
+        // SAFETY: requires an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
             return None;
         }
-        // SAFETY: asks for a valid capsule of this name, which was just checked.
+        // SAFETY: requires a valid capsule of this name, which was just checked.
         let managed = unsafe { ffi::PyCapsule_GetPointer(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) };
         // SAFETY: a valid capsule of this name holds a `DLManagedTensor` (DLPack's contract), which lives as long as
         // the capsule, and that is borrowed here.
         let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
-        // SAFETY: asks for a tensor as DLPack describes, which the same contract promises.
+        // SAFETY: requires a tensor as DLPack describes, which the same contract guarantees.
         Some(look(&unsafe { Shown::of(tensor) }))
     }
 

@@ -1,4 +1,4 @@
-//! What lies beside a model, and what the Hub says of one, behind URLs.
+//! Files beside a model, and documents of the Hub about a model, behind URLs.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use crate::remote::remote_options;
 use crate::shards;
 use crate::watch::Signals;
 
-/// The URL of the file `name` in the folder of the one behind `url`, and all of it, if it has at most `most` bytes.
+/// Return the URL and the contents of the file `name` in the folder of `url`, if it has at most `most` bytes.
 #[pyfunction]
 #[pyo3(signature = (url, name, most, storage_options = None, *, progress = None))]
 pub(crate) fn fetch_beside<'py>(
@@ -31,7 +31,7 @@ pub(crate) fn fetch_beside<'py>(
 /// The metadata of an index, and the headers of its shards.
 type ModelHeaders<'py> = (Option<Bound<'py, PyAny>>, Vec<FileHeader<'py>>);
 
-/// The metadata of the index and the headers of all shards, where the Hub gives them in one document.
+/// Return the metadata of the index and the headers of all shards, if the Hub has them in one document.
 #[pyfunction]
 #[pyo3(signature = (url, storage_options = None, max_header_size = None, *, progress = None))]
 pub(crate) fn hub_headers<'py>(
@@ -52,7 +52,7 @@ pub(crate) fn hub_headers<'py>(
     Ok(Some((metadata, headers.collect::<PyResult<_>>()?)))
 }
 
-/// What the file behind a URL is called.
+/// Return the name of the file behind a URL.
 #[pyfunction]
 pub(crate) fn url_file_name(url: &str) -> String {
     ingot_io::binding::url_file_name(url)

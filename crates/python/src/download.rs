@@ -1,4 +1,4 @@
-//! Files behind URLs, fetched to be kept.
+//! Downloads of files behind URLs.
 
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
@@ -13,13 +13,13 @@ use crate::remote::remote_options;
 use crate::serialize::save_options;
 use crate::watch::Signals;
 
-/// Path, size, bytes that were fetched, SHA-256 if that was compared.
+/// Path, size, bytes that were downloaded, and the SHA-256 if it was compared.
 type One = (OsString, u64, u64, Option<String>);
 
-/// The same, and of a model of many files each of them.
+/// The result for the whole download, and for each file of a model of many files.
 type Fetched = (One, Vec<One>);
 
-/// Fetches what is behind a URL. See `_native.pyi`.
+/// Download a file or a model. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite, replace_read_only, durable, threads, progress))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -46,7 +46,7 @@ pub(crate) fn download(
     Ok((one(done), files))
 }
 
-/// The files that `download` would make. See `_native.pyi`.
+/// Return the files that `download` would write. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (url, path, *, storage_options, expected_sha256, overwrite, replace_read_only))]
 pub(crate) fn planned_download(
@@ -74,7 +74,7 @@ pub(crate) fn planned_download(
         .collect())
 }
 
-/// What a download is asked for that a planned one is too.
+/// The arguments of a download, real or planned.
 fn wanted(py: Python<'_>, expected_sha256: Option<&str>, save: SaveOptions) -> PyResult<DownloadOptions> {
     Ok(DownloadOptions::new()
         .save(save)

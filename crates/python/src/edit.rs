@@ -1,4 +1,4 @@
-//! Changing files, and making new ones of parts of others.
+//! Changing files, and writing new files from parts of others.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::serialize::{format_of, keep, save_options};
 use crate::shards;
 use crate::watch::Signals;
 
-/// Changes metadata. See `_native.pyi`.
+/// Change metadata. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, set, remove, in_place, durable, progress=None))]
 pub(crate) fn update_metadata(
@@ -49,7 +49,7 @@ pub(crate) fn update_metadata(
     })
 }
 
-/// Replaces a tensor. See `_native.pyi`.
+/// Replace a tensor. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, name, tensor, payload, durable, progress=None))]
 pub(crate) fn replace_tensor(
@@ -82,16 +82,16 @@ pub(crate) fn replace_tensor(
     Ok(())
 }
 
-/// Files, and checkpoints of many, whose tensors go into others. See `_native.pyi`.
+/// Open files and checkpoints whose tensors are copied to other files. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Sources {
     sources: Vec<Source>,
 }
 
-/// The code of the rule, the tensor, what was found, and what was done.
+/// The code of the rule, the tensor, the fault, and the remedy.
 type Found = (&'static str, Option<String>, String, &'static str);
 
-/// One of them, and the names that its records add to those of its tensors.
+/// One source, and the aliases that its records add to its tensors.
 struct Source {
     checkpoint: ingot_io::Checkpoint,
     aliases: Vec<Alias>,
@@ -109,7 +109,7 @@ impl Source {
             .iter()
             .map(|file| (Some(file.path_or_buffer()), file.header()));
         let aliases = aliases(headers).or_else(|fault| match (leniency, &fault) {
-            // `findings` tells of it.
+            // Whether `findings` reports faults of the source.
             (Leniency::Salvage, ingot_io::Error::Shared { .. }) => Ok(Vec::new()),
             _ => Err(fault),
         })?;
@@ -145,7 +145,7 @@ impl Source {
 
 #[pymethods]
 impl Sources {
-    /// Takes the files of open checkpoints, which are closed to others then.
+    /// Take the files of open checkpoints, which closes the other handles.
     #[new]
     #[pyo3(signature = (checkpoints, leniency = "accept"))]
     fn new(py: Python<'_>, checkpoints: Vec<Bound<'_, Checkpoint>>, leniency: &str) -> PyResult<Sources> {
@@ -165,13 +165,13 @@ impl Sources {
         self.sources.len()
     }
 
-    /// The path of its index, or of its only file.
+    /// Return the path of the index, or of the only file.
     fn path(&self, source: usize) -> PyResult<OsString> {
         let path = self.source(source)?.checkpoint.path();
         Ok(path.unwrap_or(Path::new("<buffer>")).as_os_str().to_owned())
     }
 
-    /// What a lenient reader found wrong with a source.
+    /// Return the faults that a lenient reader found in a source.
     fn findings(&self, py: Python<'_>, source: usize) -> PyResult<Vec<Found>> {
         let mut found = Vec::new();
         for file in self.source(source)?.files(py)? {
@@ -191,7 +191,7 @@ impl Sources {
         Ok(found)
     }
 
-    /// The names of the tensors of one source, in the order of the data, file after file, and then those that share one.
+    /// Return the names of the tensors of one source, in data order, file after file, and then the aliases.
     fn names<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyList>> {
         let source = self.source(source)?;
         let (files, aliases) = (source.files(py)?, &source.aliases);
@@ -200,7 +200,7 @@ impl Sources {
         PyList::new(py, all.collect::<Vec<_>>())
     }
 
-    /// The info of the same tensors. An alias has its own name and the info of its tensor.
+    /// Return the info of the same tensors. An alias has its own name and the info of its tensor.
     fn infos(&self, py: Python<'_>, source: usize) -> PyResult<Vec<TensorInfo>> {
         let source = self.source(source)?;
         let (files, aliases) = (source.files(py)?, &source.aliases);
@@ -218,7 +218,7 @@ impl Sources {
             .collect()
     }
 
-    /// For each name that shares a tensor, the number of that.
+    /// Return for each alias the number of its tensor.
     fn shared(&self, py: Python<'_>, source: usize) -> PyResult<Vec<usize>> {
         let source = self.source(source)?;
         let mut begins = vec![0];
@@ -232,14 +232,14 @@ impl Sources {
         Ok(numbers.collect())
     }
 
-    /// The sizes of the tensors in bytes.
+    /// Return the sizes of the tensors in bytes.
     fn sizes(&self, py: Python<'_>, source: usize) -> PyResult<Vec<u64>> {
         let files = self.source(source)?.files(py)?;
         let entries = files.iter().flat_map(|file| file.header().entries());
         Ok(entries.map(|entry| entry.nbytes()).collect())
     }
 
-    /// The metadata of each file of a source, by its path.
+    /// Return the metadata of each file of a source, by path.
     fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
         for file in self.source(source)?.files(py)? {
@@ -248,7 +248,7 @@ impl Sources {
         Ok(all)
     }
 
-    /// The metadata of its index, where it has one: any JSON.
+    /// Return the metadata of the index, if there is one. Its values may be any JSON.
     fn index_metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.source(source)?.checkpoint.index() {
             Some(index) => shards::metadata(py, index),
@@ -256,7 +256,8 @@ impl Sources {
         }
     }
 
-    /// Writes a file of `picks`: a source, the number of a tensor in the order of its data, the name in the new file.
+    /// Write a file of `picks`: each names a source, the number of a tensor in data order, and the name in the new
+    /// file.
     #[pyo3(signature = (
         path, picks, metadata, format, *, inherit = false, checksums = Vec::new(), reserve = 0, align = 8,
         durable = true, overwrite = false, replace_read_only = false, progress = None,

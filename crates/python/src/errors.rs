@@ -63,7 +63,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
 /// Return `ours`, caused by the exception that an object raised, or that exception itself.
 fn of_object(py: Python<'_>, ours: PyErr, error: &Error) -> PyErr {
     match object_fault::raised(error) {
-        // Ctrl-C, the end of the program, or an exception of ours.
+        // Ctrl-C, the end of the program, and exceptions of ingot are returned unchanged.
         Some(raised) if !raised.is_instance_of::<PyException>(py) || is_ours(raised, py) => {
             raised.clone_ref(py)
         }

@@ -1,4 +1,4 @@
-//! Tensors of a framework, shown where they lie, many at once.
+//! Reads where many tensors of a framework are in memory, without copying them.
 
 use ingot_format::{Dtype, to_u64};
 use pyo3::exceptions::{PyException, PyMemoryError};
@@ -8,17 +8,17 @@ use pyo3::types::{PyDict, PyList, PyMapping, PyType};
 
 use crate::dlpack::{Exchange, Take, taken};
 
-/// A name and a tensor, of whatever types the caller gave.
+/// A name and a tensor, of any type.
 pub(crate) type Item<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>);
 
-/// Tensors that are taken at once: few enough to be in the cache of a core from one look at them to the next, many enough
-/// that the call does not count.
+/// The number of tensors that are exported at once: few enough to stay in a core's cache between two passes, many
+/// enough to make the cost of a call negligible.
 const AT_ONCE: usize = 256;
 
-/// How a framework shows many tensors at once.
+/// How a framework exports many tensors at once.
 #[pyclass(module = "ingot._native", frozen)]
 pub(crate) struct Export {
-    /// Classes of tensors whose values are where the framework looks for them. Of others nothing is shown.
+    /// The classes of tensors whose values are where the framework's protocol finds them. Others are not exported here.
     plain: Vec<Py<PyType>>,
     style: Style,
 }
@@ -28,28 +28,28 @@ enum Style {
     Buffer(ByBuffer),
 }
 
-/// As DLPack shows them, where the framework's storages say that they are there.
+/// By DLPack, if the framework's storages confirm that the values are there.
 struct ByDlpack {
-    /// `places(tensors)` gives the storages that the tensors lie in, whose `len` is in bytes, and how many elements come
-    /// before each tensor's own there; or None where what DLPack shows of one of them would be wrong.
+    /// `places(tensors)` returns the storages of the tensors, whose `len` is in bytes, and the number of elements in
+    /// the storage before each tensor; or None if DLPack would describe one of them wrongly.
     places: Py<PyAny>,
-    /// `stored(tensors)` says whether files have the dtypes of all of these, and their values are those that lie there. It
-    /// is asked about those of dtypes that DLPack may be wrong of.
+    /// `stored(tensors)` returns whether files support the dtypes of all these tensors and their values are as stored.
+    /// It is called for tensors whose dtype DLPack may report wrongly.
     stored: Py<PyAny>,
-    /// `capsule(tensor)`, where the framework has no C function that does the same.
+    /// `capsule(tensor)`, unless the framework has a C function for it.
     capsule: Py<PyAny>,
     exchange: Option<Exchange>,
 }
 
-/// As the buffer protocol shows them.
+/// By the buffer protocol.
 struct ByBuffer {
-    /// `code(dtype)` is what files call elements of a dtype that lie as buffers show them; None for others.
+    /// `code(dtype)` returns the code in files of a dtype whose buffers have the same form; None for others.
     code: Py<PyAny>,
 }
 
 #[pymethods]
 impl Export {
-    /// For frameworks that export DLPack. `exchange` is `__dlpack_c_exchange_api__` of its class, where it has one.
+    /// For frameworks that export DLPack. `exchange` is `__dlpack_c_exchange_api__` of the tensor class, if it has one.
     #[staticmethod]
     #[pyo3(signature = (plain, places, stored, capsule, exchange = None))]
     fn dlpack(
@@ -77,7 +77,7 @@ impl Export {
 }
 
 impl Export {
-    /// The tensors of these items, `None` for those that cannot be taken as they are; nothing where none can.
+    /// Return the tensors of these items, `None` for each that cannot be exported in place; empty if none can.
     fn all<T: Take>(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
         let is_plain = |(_, tensor): &Item<'_>| {
             let class = tensor.get_type_ptr().cast();
@@ -115,7 +115,7 @@ impl ByDlpack {
         }
     }
 
-    /// `tensor`, which lies in `storage` after `first` elements of others; `None` where it cannot be taken as it is.
+    /// Return `tensor`, which begins after `first` elements of `storage`; `None` if it cannot be exported in place.
     fn one<T: Take>(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -130,8 +130,8 @@ impl ByDlpack {
     }
 }
 
-/// Whether DLPack shows as this dtype what is another: it shows integers of fewer bits than a byte as bytes, and of complex
-/// numbers that are conjugated when they are read those that lie beneath.
+/// Return whether DLPack may report this dtype for another one: it reports integers narrower than a byte as bytes, and
+/// lazily conjugated complex tensors with the values before the conjugation.
 fn is_doubtful(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::I8 | Dtype::U8 | Dtype::C64)
 }
@@ -139,7 +139,7 @@ fn is_doubtful(dtype: Dtype) -> bool {
 impl ByBuffer {
     fn all<T: Take>(&self, py: Python<'_>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
         let mut all = Vec::with_capacity(items.len());
-        // Of many arrays few have another dtype than the one before.
+        // Most arrays have the dtype of the one before.
         let mut last: Option<(Bound<'_, PyAny>, Option<Dtype>)> = None;
         for (_, array) in items {
             let dtype = array.getattr(intern!(py, "dtype"))?;
@@ -163,8 +163,8 @@ impl ByBuffer {
     }
 }
 
-/// What `made` gives of each item, in turn, and of its tensor as `export` shows it: `None` for one that it does not show as
-/// it is.
+/// Return the result of `made` for each item and its exported tensor, in order. The tensor is `None` if `export` cannot
+/// export it in place.
 pub(crate) fn each<'i, 'py, T: Take, R>(
     export: Option<&Bound<'py, Export>>,
     items: &'i [Item<'py>],
@@ -180,7 +180,7 @@ pub(crate) fn each<'i, 'py, T: Take, R>(
     Ok(all)
 }
 
-/// The tensors of these items, as far as `export` shows them as they are; nothing where it shows none.
+/// Return the tensors of these items, as far as `export` can export them in place; empty if it can export none.
 fn shown<T: Take>(export: Option<&Bound<'_, Export>>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
     let Some(export) = export else {
         return Ok(Vec::new());
@@ -191,13 +191,13 @@ fn shown<T: Take>(export: Option<&Bound<'_, Export>>, items: &[Item<'_>]) -> PyR
     }
 }
 
-/// Whether an exporter only says that it cannot take the tensor, for which `payload` then has words; and not that
-/// the user pressed Ctrl-C or that memory ran out.
+/// Return whether an exception only means that the exporter cannot export the tensor, for which `payload` has a better
+/// message. Ctrl-C and exhausted memory are other exceptions.
 fn is_refusal(py: Python<'_>, fault: &PyErr) -> bool {
     fault.is_instance_of::<PyException>(py) && !fault.is_instance_of::<PyMemoryError>(py)
 }
 
-/// All items of a mapping from names to tensors.
+/// Return all items of a mapping from names to tensors.
 pub(crate) fn items<'py>(tensors: &Bound<'py, PyAny>) -> PyResult<Vec<Item<'py>>> {
     if let Ok(tensors) = tensors.cast::<PyDict>() {
         return Ok(tensors.iter().collect());

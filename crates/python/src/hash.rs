@@ -16,7 +16,7 @@ use crate::remote::remote_options;
 use crate::tensor::BufferSource;
 use crate::watch::Signals;
 
-/// The hash of a file; `None` for a name that is not one of ours. See `_native.pyi`.
+/// Return the hash of a file; `None` for an unknown algorithm. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, definition, progress = None, storage_options = None))]
 pub(crate) fn hash(
@@ -43,7 +43,7 @@ pub(crate) fn hash(
     }
 }
 
-/// The same of a buffer, or of a `Reader` of `_read/source.py`. `name` is for the errors.
+/// The same for a buffer, or for a `Reader` of `_read/source.py`. Errors name it `name`.
 #[pyfunction]
 #[pyo3(signature = (object, name, definition, progress = None))]
 pub(crate) fn hash_object(
@@ -74,7 +74,7 @@ fn taken(
     definition.map(run).transpose()
 }
 
-/// Calls `take` with all bytes behind a URL, in their order. See `_native.pyi`.
+/// Call `take` with all bytes behind a URL, in order. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (url, take, storage_options = None))]
 pub(crate) fn read_url(
@@ -96,25 +96,25 @@ pub(crate) fn read_url(
     raised.map_or(Ok(()), Err)
 }
 
-/// The digest in the name of a blob. See `_native.pyi`.
+/// Return the digest in the name of a blob. See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn blob_digest(path: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
     Ok(ingot_io::binding::blob_digest(&file_path(path)?))
 }
 
-/// The names that `hash` takes.
+/// Return the names that `hash` accepts.
 #[pyfunction]
 pub(crate) fn hashes() -> Vec<&'static str> {
     Definition::all().map(|pair| pair.0).collect()
 }
 
-/// The digest that a caller expects.
+/// Parse the digest that a caller expects.
 pub(crate) fn sha256(py: Python<'_>, hex: &str) -> PyResult<Digest> {
     let hex_alone = hex.strip_prefix("0x").unwrap_or(hex);
     Digest::from_hex(Algorithm::Sha256, hex_alone).map_or_else(
         || {
             let message = format!(
-                "expected_sha256 {} is no SHA-256: expected 64 hexadecimal digits",
+                "expected_sha256 {} is not a SHA-256: expected 64 hexadecimal digits",
                 Quoted(hex)
             );
             let facts = PyDict::new(py);

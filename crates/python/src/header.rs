@@ -45,7 +45,7 @@ pub(crate) type FileHeader<'py> = (String, Option<Bound<'py, PyDict>>, Vec<Tenso
 /// ('F32', (8, 4), 128, 32)
 #[pyclass(frozen, get_all, module = "ingot")]
 pub(crate) struct TensorInfo {
-    // Python objects, which are made once and not on each access.
+    // The Python objects, created once and not on each access.
     name: Py<PyString>,
     dtype: Py<PyString>,
     shape: Py<PyTuple>,
@@ -108,7 +108,7 @@ impl TensorInfo {
             .ok_or_else(|| PyOverflowError::new_err(format!("shape {shape:?} has too many elements")))?;
         if end < begin {
             return Err(PyValueError::new_err(format!(
-                "end {end} lies before begin {begin}"
+                "end {end} is before begin {begin}"
             )));
         }
         Ok(TensorInfo {

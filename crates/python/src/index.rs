@@ -1,12 +1,12 @@
-//! What Python puts between the brackets.
+//! Conversion of Python's indices.
 
 use ingot_format::{Index, Places, Quoted};
 use pyo3::exceptions::{PyNotImplementedError, PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PyRange, PySlice, PyTuple};
 
-/// The index, in parts. Fails with `NotImplementedError` for what only the framework itself can make sense of,
-/// such as masks and arrays.
+/// Return the parts of the index. Fail with `NotImplementedError` for indices that only the framework supports, such as
+/// masks and arrays.
 fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     match index.cast::<PyTuple>() {
         Ok(parts) => parts.iter().map(|part| one(&part)).collect(),
@@ -14,7 +14,7 @@ fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     }
 }
 
-/// The index of the tensor `name`, which the error for a wrong type names.
+/// Return the index of the tensor `name`, which the error for a wrong type names.
 pub(crate) fn of_tensor(name: &str, index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     parts(index).map_err(|fault| {
         let py = index.py();
@@ -52,7 +52,7 @@ fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
     if let Ok(list) = part.cast::<PyList>() {
         return picked(list).map(Index::Pick);
     }
-    // Frameworks take a range for a list too.
+    // Frameworks accept a range as a list too.
     if let Ok(range) = part.cast::<PyRange>() {
         return Ok(Index::Pick(vec![of_range(range)?]));
     }
@@ -69,7 +69,7 @@ fn not_of_ints(slice: &Bound<'_, PySlice>, fault: PyErr) -> PyErr {
     }
 }
 
-/// The places of a list, which may hold ranges among its integers: each stands for all of its own.
+/// Return the positions in a list, which may contain ranges among its integers: each stands for all its positions.
 fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<Places>> {
     let place = |one: Bound<'_, PyAny>| match one.cast::<PyRange>() {
         Ok(range) => of_range(range),
@@ -78,7 +78,7 @@ fn picked(list: &Bound<'_, PyList>) -> PyResult<Vec<Places>> {
     list.iter().map(place).collect()
 }
 
-/// Converts a range from its first place, its last and its step, since `len` fails above 64 bits.
+/// Convert a range from its first item, its last item and its step, since `len` fails above 64 bits.
 fn of_range(range: &Bound<'_, PyRange>) -> PyResult<Places> {
     if !range.is_truthy()? {
         return Ok(Places {
@@ -97,8 +97,7 @@ fn of_range(range: &Bound<'_, PyRange>) -> PyResult<Places> {
     })
 }
 
-/// An integer, or what counts as one: Python's and numpy's, but neither bools, which numpy reads as masks, nor
-/// arrays.
+/// Return an integer, of Python or NumPy. Bools, which NumPy reads as masks, and arrays do not count as integers.
 fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
     let for_the_framework = || PyNotImplementedError::new_err("an index for the framework");
     if number.is_instance_of::<PyBool>() || number.hasattr("__len__")? || !number.hasattr("__index__")? {
@@ -106,7 +105,7 @@ fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
     }
     let number = match number.cast::<PyInt>() {
         Ok(number) => number.clone().into_any(),
-        // Zero-dimensional arrays of the wrong type, and numpy's bools, say here that they are none.
+        // Zero-dimensional arrays of another type, and NumPy's bools, raise here.
         Err(_) => number
             .call_method0("__index__")
             .map_err(|_| for_the_framework())?,
@@ -114,9 +113,9 @@ fn integer(number: &Bound<'_, PyAny>) -> PyResult<i64> {
     clipped(&number)
 }
 
-/// The integer, or the nearest that 64 bits hold: no dimension is that long, so both mean the same.
+/// Return the integer, or the nearest one that fits into 64 bits: no dimension is that long, so both mean the same.
 fn clipped(number: &Bound<'_, PyAny>) -> PyResult<i64> {
-    // Python's own words for what is no integer: a TypeError.
+    // Python's own message: a TypeError.
     let number = number.py().import("operator")?.call_method1("index", (number,))?;
     match number.extract::<i64>() {
         Err(fault) if fault.is_instance_of::<PyOverflowError>(number.py()) => {

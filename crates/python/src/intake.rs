@@ -1,4 +1,4 @@
-//! Tensors on their way to a file: names, and bytes where they lie.
+//! Tensors to be saved: their names, and where their bytes are.
 
 use std::cell::RefCell;
 
@@ -15,16 +15,16 @@ use crate::export::{self, Export, Item};
 use crate::produced::{Producer, Raised};
 use crate::tensor::Imported;
 
-/// How a framework's module hands over its tensors.
+/// The functions of a framework's module that export its tensors.
 pub(crate) struct Exporter<'a, 'py> {
-    /// Quick, and only of use for tensors in memory.
+    /// Fast, and only for tensors in memory.
     pub(crate) export: Option<&'a Bound<'py, Export>>,
-    /// `payload(name, tensor)` gives a capsule, or `(dtype, shape, buffer)`, or `(dtype, shape, (gpu, capsule))`, or
-    /// `(dtype, shape, fetch)` with a function that gives the bytes from `begin` to `end`, for any tensor.
+    /// `payload(name, tensor)` returns a capsule, `(dtype, shape, buffer)`, `(dtype, shape, (gpu, capsule))`, or
+    /// `(dtype, shape, fetch)` with a function that returns the bytes from `begin` to `end`, for any tensor.
     pub(crate) payload: &'a Bound<'py, PyAny>,
-    /// Takes what those functions raise.
+    /// Receives the exceptions of these functions.
     pub(crate) raised: Raised,
-    /// The devices that tensors lie on.
+    /// The devices of the tensors.
     devices: RefCell<Vec<(Py<Gpu>, Current)>>,
 }
 
@@ -41,8 +41,8 @@ impl<'a, 'py> Exporter<'a, 'py> {
         }
     }
 
-    /// The tensors of these items; their names stay with the items. Of those on devices the values are those that they have
-    /// once what the caller has queued by now is done.
+    /// Return the tensors of these items; their names stay with the items. The values of tensors on devices are those
+    /// after all work that the caller has queued by now.
     pub(crate) fn take<'i>(&self, items: &'i [Item<'py>]) -> PyResult<Vec<(&'i str, Imported)>> {
         let taken = export::each(self.export, items, |(name, tensor), shown| {
             let name = tensor_name(name)?;
@@ -55,7 +55,7 @@ impl<'a, 'py> Exporter<'a, 'py> {
         Ok(taken)
     }
 
-    /// A tensor of `gpu`; `None` where `capsule` has another one.
+    /// Return a tensor on `gpu`; `None` if the tensor in `capsule` is on another GPU.
     fn on_device(
         &self,
         dtype: Dtype,
@@ -83,10 +83,7 @@ impl<'a, 'py> Exporter<'a, 'py> {
         let payload = self.payload.call1((name, tensor))?;
         if payload.is_instance_of::<PyCapsule>() {
             return Imported::from_capsule(&payload)?.ok_or_else(|| {
-                let message = format!(
-                    "tensor {}: its elements cannot be read from where they lie",
-                    Quoted(name)
-                );
+                let message = format!("tensor {}: its elements cannot be read in place", Quoted(name));
                 about_tensor(py, "SaveError", "no-values", name, &message)
             });
         }
@@ -113,12 +110,7 @@ impl<'a, 'py> Exporter<'a, 'py> {
         if buffer.is_instance_of::<PyTuple>() {
             let (gpu, capsule): (Bound<'_, Gpu>, Bound<'_, PyAny>) = buffer.extract()?;
             let imported = self.on_device(dtype, shape, &gpu, &capsule)?;
-            let elsewhere = || {
-                refuse(
-                    "no-values",
-                    "its elements cannot be read from where they lie".to_owned(),
-                )
-            };
+            let elsewhere = || refuse("no-values", "its elements cannot be read in place".to_owned());
             return imported.ok_or_else(elsewhere);
         }
         let imported =
@@ -144,15 +136,15 @@ fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
         )));
     };
     text.to_str().map_err(|_| {
-        // A lone surrogate, which UTF-8 cannot spell.
+        // A lone surrogate, which UTF-8 cannot encode.
         let shown = name.repr().map(|repr| repr.to_string()).unwrap_or_default();
         let message = format!("tensor {shown}: the name is not valid Unicode");
         about_tensor(py, "SaveError", "invalid-unicode", &shown, &message)
     })
 }
 
-/// Metadata of a new file as pairs of strings; `None` where there is none. Records of tensors that were copied along
-/// with the rest are left out: they speak of others. `views` is the record of those that share memory.
+/// Return the metadata of a new file as pairs of strings; `None` if there is none. Copied records about tensors are
+/// left out, since they describe the tensors of another file. `views` is the record of aliases of this file.
 pub(crate) fn metadata_of_new(
     metadata: Option<&Bound<'_, PyAny>>,
     views: Option<String>,
@@ -167,7 +159,7 @@ pub(crate) fn metadata_of_new(
     Ok(pairs)
 }
 
-/// Metadata as pairs of strings; `None` where there is none. `ingot._base.checks.texts` has checked it.
+/// Return metadata as pairs of strings; `None` if there is none. `ingot._base.checks.texts` has checked it.
 pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<(String, String)>>> {
     let Some(metadata) = metadata.filter(|metadata| !metadata.is_none()) else {
         return Ok(None);
@@ -177,7 +169,7 @@ pub(crate) fn metadata(metadata: Option<&Bound<'_, PyAny>>) -> PyResult<Option<V
     pairs.map(Some)
 }
 
-/// The same pairs, for those who only read them.
+/// The same pairs, for code that only reads them.
 pub(crate) fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
     pairs
         .iter()

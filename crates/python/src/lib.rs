@@ -1,7 +1,7 @@
 //! The Python extension module `ingot._native`.
 //!
-//! It converts, lets go of the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
-//! framework: those live in `python/ingot`, and hand over what makes their tensors ([`wrap::Wrap`]).
+//! It converts arguments, releases the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
+//! framework: the modules of `python/ingot` pass the functions that make their tensors ([`wrap::Wrap`]).
 
 mod aside;
 mod credentials;
@@ -84,8 +84,8 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
-    /// The keys under which metadata speaks of the tensors: of their digests, of that of all data, of names that share
-    /// one; and all of them, with signatures.
+    /// The metadata keys of records about tensors: their digests, the digest of all data, and aliases; and all these
+    /// keys, including signatures.
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]

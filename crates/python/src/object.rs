@@ -1,8 +1,8 @@
-//! Bytes that an object of Python gives: a file-like object, or the client of a store.
+//! Reading from a Python object: a file-like object, or the client of a store.
 //!
-//! Python says what each kind of object is asked (`python/ingot/_read/source.py`); which ranges it is asked for, and
-//! how many at once, is the plan's to say, as for every source. The interpreter is held while a range is asked for and
-//! never while its bytes are copied.
+//! Python decides which calls each kind of object gets (`python/ingot/_read/source.py`). The plan decides which ranges
+//! are requested, and how many at once, as for every source. The interpreter is held during a request, and never while
+//! bytes are copied.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -17,20 +17,20 @@ use pyo3::prelude::*;
 use crate::object_fault::{Raised, WrongLength};
 use crate::tensor::BufferSource;
 
-/// Bytes between two runs that are better asked for and thrown away: as many as of what is behind a URL, since that is what
-/// most of these objects are.
+/// Gaps of at most this many bytes are read and discarded instead of starting a new request: as many as for URLs, since
+/// most of these objects are remote.
 const GAP_NBYTES: u64 = 128 << 10;
 
-/// Seconds after which a thread that waits for an answer looks whether anybody still wants it.
+/// The interval in seconds at which a thread that waits for an answer checks the stop flag.
 const POLL: f64 = 0.05;
 
 /// A `Reader` of `python/ingot/_read/source.py`.
 pub(crate) struct ObjectSource {
     reader: Py<PyAny>,
     nbytes: u64,
-    /// How many ranges may be asked for at once; none where answering takes no waiting.
+    /// The number of ranges that may be requested at once; `None` if requests do not wait.
     at_once: usize,
-    /// Whether it was read from since its size was asked for.
+    /// Whether it was read since its size was last requested.
     was_read: AtomicBool,
 }
 
@@ -44,7 +44,7 @@ impl ObjectSource {
         })
     }
 
-    /// Asks for a range, and waits for the answer as long as somebody wants it.
+    /// Request a range, and wait for the answer unless the stop flag is set.
     fn ask(&self, range: &Range<u64>, stop: StopFlag<'_>) -> io::Result<BufferSource> {
         self.was_read.store(true, Ordering::Relaxed);
         let answer = attached(|py| {
@@ -63,7 +63,8 @@ impl ObjectSource {
     }
 }
 
-/// The result of a `concurrent.futures.Future`. It may never come: then whoever gives it is left behind.
+/// Return the result of a `concurrent.futures.Future`. It may never come, so the wait is abandoned if the stop flag is
+/// set.
 fn awaited<'py>(answer: &Bound<'py, PyAny>, stop: StopFlag<'_>) -> PyResult<Bound<'py, PyAny>> {
     let py = answer.py();
     loop {
@@ -77,7 +78,7 @@ fn awaited<'py>(answer: &Bound<'py, PyAny>, stop: StopFlag<'_>) -> PyResult<Boun
     }
 }
 
-/// What `work` gives, where there is an interpreter: threads that read ahead may outlive it.
+/// Return the result of `work`, if there is an interpreter: threads of a prefetch may outlive it.
 fn attached<T>(work: impl FnOnce(Python<'_>) -> PyResult<T>) -> io::Result<T> {
     match Python::try_attach(work) {
         Some(outcome) => outcome.map_err(|fault| io::Error::other(Raised(fault))),
@@ -131,7 +132,7 @@ impl ReadAt for ObjectSource {
     }
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
-        // Asking may be a request, so it is done after reading and not before it once more.
+        // The size may take a request, so it is only requested again after something was read.
         if !self.was_read.swap(false, Ordering::Relaxed) {
             return Ok(Some(self.nbytes));
         }
@@ -142,13 +143,13 @@ impl ReadAt for ObjectSource {
     }
 }
 
-/// The bytes of a span, which are asked for at once when the first of them is read.
+/// A stream over the bytes of a span, which are requested at once on the first read.
 struct Answer<'s> {
     source: &'s ObjectSource,
     span: Range<u64>,
     stop: StopFlag<'s>,
     bytes: Option<BufferSource>,
-    /// Where in the span the next byte lies.
+    /// The position of the next byte in the span.
     at: u64,
 }
 

@@ -1,12 +1,12 @@
-//! What an object of Python that is read from did wrong, as it travels in an error of `ingot-io` and is found there again.
+//! Faults of a Python object that is read from: they travel in an error of `ingot-io` and are extracted here.
 
 use std::fmt;
 
 use ingot_io::Error;
 use pyo3::prelude::*;
 
-/// What an object raised. It is named here and not repeated: what it says may hold the secrets of a store, and stands in
-/// the exception itself, which becomes the cause of ours.
+/// An exception of an object. This error names only its class, because its message may contain secrets of a store. The
+/// exception itself becomes the cause of the error in Python.
 #[derive(Debug)]
 pub(crate) struct Raised(pub(crate) PyErr);
 
@@ -20,7 +20,7 @@ impl fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// An object gave more bytes than it was asked for, or fewer.
+/// An object returned more or fewer bytes than requested.
 #[derive(Debug)]
 pub(crate) struct WrongLength {
     pub(crate) expected: u64,
@@ -36,12 +36,12 @@ impl fmt::Display for WrongLength {
 
 impl std::error::Error for WrongLength {}
 
-/// What an object raised, where `error` comes of that.
+/// Return the exception of an object, if it caused `error`.
 pub(crate) fn raised(error: &Error) -> Option<&PyErr> {
     Some(&inner::<Raised>(error)?.0)
 }
 
-/// How many bytes an object was asked for, and how many it gave, where `error` comes of that.
+/// Return the requested and the returned number of bytes, if such a fault caused `error`.
 pub(crate) fn wrong_length(error: &Error) -> Option<(u64, u64)> {
     inner::<WrongLength>(error).map(|wrong| (wrong.expected, wrong.found))
 }

@@ -15,7 +15,7 @@ use crate::errors::raise;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap};
 
-/// Tensors that are read in the background and handed out once each.
+/// Tensors that are read in the background. Each is returned once.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Stream {
     checkpoint: Arc<Checkpoint>,
@@ -31,7 +31,7 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// The next tensor in the order of the requests that was not handed out, with its name, as soon as it is read.
+    /// Return the next tensor in request order that was not returned yet, with its name, as soon as it is read.
     fn next<'py>(
         &self,
         py: Python<'py>,
@@ -49,7 +49,7 @@ impl Stream {
         Ok(Some((name, wrapped(py, &tensor, &part, wrap)?)))
     }
 
-    /// The tensor of this name, as soon as it is read; `None` where it is not to come or was handed out.
+    /// Return the tensor of this name, as soon as it is read; `None` if it was not requested or was already returned.
     fn take<'py>(&self, py: Python<'py>, name: &str, wrap: &Wrap) -> PyResult<Option<Bound<'py, PyAny>>> {
         let prefetch = self.opened(py)?;
         let (id, tensor) = py
@@ -67,7 +67,7 @@ impl Stream {
         part.map(|part| wrapped(py, &tensor, &part, wrap)).transpose()
     }
 
-    /// Stops reading, waits for the thread, and lets go of what was not handed out.
+    /// Stop reading, wait for the thread, and drop the remaining tensors.
     fn close(&self, py: Python<'_>) {
         let prefetch = self
             .prefetch
@@ -80,16 +80,16 @@ impl Stream {
     }
 }
 
-/// One that nobody closed is dropped with the interpreter held, for which the thread that it waits for may wait as well.
+/// If the caller did not close it, the drop runs with the interpreter held, which the thread to wait for may need too.
 impl Drop for Stream {
     fn drop(&mut self) {
-        // Without an interpreter the thread has none to wait for.
+        // Without an interpreter, the thread does not wait for it.
         Python::try_attach(|py| self.close(py));
     }
 }
 
 impl Stream {
-    /// Starts to read.
+    /// Start to read.
     pub(crate) fn new(
         checkpoint: Arc<Checkpoint>,
         requests: Vec<Request>,

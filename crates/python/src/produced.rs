@@ -13,12 +13,12 @@ use pyo3::types::PyCapsule;
 
 use crate::tensor::Imported;
 
-/// What the functions raise, for whoever asked for the save.
+/// The exceptions of the functions, for the caller of the save.
 #[derive(Clone, Default)]
 pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
 
 impl Raised {
-    /// What they raised, else `fault`, which then is what went wrong.
+    /// Return the exception of a function or, if none was raised, `fault`.
     pub(crate) fn or(&self, fault: impl Into<PyErr>) -> PyErr {
         let raised = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         raised.unwrap_or_else(|| fault.into())
@@ -32,7 +32,7 @@ impl Raised {
     }
 }
 
-/// A function of `(begin, end)` that gives those bytes, as a capsule or a buffer of them.
+/// A function of `(begin, end)` that returns these bytes, as a capsule or a buffer.
 pub(crate) struct Producer {
     fetch: Py<PyAny>,
     nbytes: u64,

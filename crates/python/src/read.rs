@@ -16,12 +16,12 @@ use crate::index;
 use crate::watch::Signals;
 use crate::wrap::{Shared, Wrap, paused_collector};
 
-/// What is asked for, a column for each question, so that of many tensors no object is made for each.
+/// The requested tensors, in columns, so that no object is needed for each of many tensors.
 #[derive(FromPyObject)]
 pub(crate) struct Wanted<'py> {
     #[pyo3(item(0))]
     names: Vec<Bound<'py, PyString>>,
-    /// An index for each, or None for all of it; None where all are wanted whole.
+    /// An index for each, or None for a whole tensor; None if all are requested whole.
     #[pyo3(item(1))]
     indices: Option<Vec<Option<Bound<'py, PyAny>>>>,
     #[pyo3(item(2))]
@@ -41,7 +41,7 @@ enum Codes {
 }
 
 impl Wanted<'_> {
-    /// Fails where a column is for another number of tensors: those that it lacks would come whole or unconverted.
+    /// Fail if a column has another length, since the tensors without a value would be read whole or unconverted.
     fn check(&self) -> PyResult<()> {
         let indices = self.indices.as_ref().map(Vec::len);
         let dtypes = match &self.dtypes {
@@ -70,7 +70,7 @@ impl Wanted<'_> {
         Ok(index_of(name, index)?.unwrap_or_default())
     }
 
-    /// `None` for what is stored.
+    /// `None` for the stored dtype.
     fn dtype(&self, rank: usize) -> Option<Dtype> {
         match self.dtypes.as_ref()? {
             Codes::All(code) => Dtype::from_code(code),
@@ -135,9 +135,9 @@ pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_
     Ok(jobs(py, checkpoint, wanted)?.iter().map(Job::nbytes).sum())
 }
 
-/// What the tensors that are asked for will be: of each the code of its dtype, and its shape as a header would say it.
+/// Return the dtype code and the shape of each result, in the form of a header.
 ///
-/// Fails where the framework takes no such tensor, before any of its bytes are read.
+/// Fail before any bytes are read if the framework does not support one of the results.
 pub(crate) fn outlines<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -303,8 +303,8 @@ fn entry<'j>(job: &'j Job<'_>) -> Entry<'j> {
     }
 }
 
-/// Reads the tensors that are asked for into `destinations`, one for each. If there is a `proof` they are whole, and each
-/// is wanted once.
+/// Read the requested tensors into `destinations`, one for each. With a `proof`, all are whole, and each is requested
+/// once.
 pub(crate) fn fill<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -321,7 +321,7 @@ pub(crate) fn fill<'py>(
         }
         _ => jobs(py, checkpoint, wanted)?,
     };
-    // Zipped this way round, so that the list is used again for what is made of it.
+    // Zipped in this order, so that the list's memory is reused for the result.
     let held = held.into_iter().zip(&jobs);
     let mut destinations = held
         .map(|(held, job)| destination(py, job, held))
@@ -386,7 +386,7 @@ fn jobs_as<'a>(
     Ok(jobs)
 }
 
-/// What stands between the brackets; `None` for all of a tensor.
+/// Return the index in brackets; `None` for the whole tensor.
 pub(crate) fn index_of(name: &str, index: Option<&Bound<'_, PyAny>>) -> PyResult<Option<Vec<Index>>> {
     let index = index.filter(|index| !index.is_none());
     index.map(|index| index::of_tensor(name, index)).transpose()

@@ -1,4 +1,4 @@
-//! How remote files are reached.
+//! The options for remote files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::errors::{class_of, exception};
 use crate::paths::file_path;
 use crate::watch::Signals;
 
-/// What `storage_options` says. The names and what they mean stand in `python/ingot/_base/checks.py`.
+/// Parse `storage_options`. `python/ingot/_base/checks.py` documents the names.
 pub(crate) fn remote_options(given: Option<&Bound<'_, PyDict>>) -> PyResult<RemoteOptions> {
     let Some(given) = given else {
         return Ok(usual());
@@ -52,16 +52,16 @@ fn usual() -> RemoteOptions {
     options
 }
 
-/// Raises for `storage_options` that are none. See `_native.pyi`.
+/// Raise if `storage_options` are invalid. See `_native.pyi`.
 #[pyfunction]
 pub(crate) fn check_storage_options(given: &Bound<'_, PyDict>) -> PyResult<()> {
     remote_options(Some(given)).map(drop)
 }
 
-/// What `identity` returns: the setting that holds the identity, and the identity.
+/// The result of `identity`: the setting that contains the identity, and the identity.
 type Found = (String, Option<Answered>);
 
-/// The identity of requests for `url`. See `_native.pyi`.
+/// Return the identity of requests for `url`. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (url, storage_options = None))]
 pub(crate) fn identity(
@@ -75,7 +75,7 @@ pub(crate) fn identity(
     Ok(found.map(|(source, identity)| (source, identity.map(|identity| answered(&identity)))))
 }
 
-/// An error about `storage_options`.
+/// Return an error about `storage_options`.
 fn misfit(py: Python<'_>, message: &str) -> PyErr {
     let make = || -> PyResult<PyErr> {
         let facts = PyDict::new(py);
@@ -85,14 +85,14 @@ fn misfit(py: Python<'_>, message: &str) -> PyErr {
     make().unwrap_or_else(|failure| failure)
 }
 
-/// Options as they are read.
+/// The options parsed so far.
 struct Reading<'py> {
     names: Bound<'py, PyAny>,
     options: RemoteOptions,
     id: Option<String>,
     secret: Option<Secret>,
     is_http_allowed: Option<bool>,
-    /// Which options were given, and as what.
+    /// The options that were given, under the given names.
     seen: Vec<(String, String)>,
 }
 
@@ -177,7 +177,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// `False` sends none, as the Hub's clients have it. gcsfs has words for ways to find one, and takes files.
+    /// `False` sends no token, as in the Hub's clients. gcsfs has words for ways to find a token, and accepts files.
     fn read_token(&mut self, value: &Bound<'_, PyAny>) -> PyResult<()> {
         if let Ok(flag) = value.cast::<PyBool>() {
             self.options.token = if flag.is_true() {
@@ -207,14 +207,14 @@ fn unknown(py: Python<'_>, name: &str) -> PyErr {
         .and_then(|module| module.getattr("OPTIONS")?.extract::<Vec<String>>())
         .unwrap_or_default();
     let message = format!(
-        "storage_options: {} is unknown: expected one of {}, or what s3fs, gcsfs, adlfs or object_store call one of them",
+        "storage_options: {} is unknown: expected one of {}, or a name of s3fs, gcsfs, adlfs or object_store",
         ingot_format::Quoted(name),
         known.join(", ")
     );
     misfit(py, &message)
 }
 
-/// The values that an option takes.
+/// The types of values that options accept.
 fn expected(option: &str) -> &'static str {
     match option {
         "connect_timeout" | "stall_timeout" | "timeout" => "a number of seconds above 0",
@@ -246,7 +246,7 @@ fn mistyped(value: &Bound<'_, PyAny>, name: &str, expected: &str, fault: &PyErr)
     misfit(py, &message)
 }
 
-/// Configurations of object_store are texts throughout.
+/// Configurations of object_store have text values throughout.
 fn flag(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     match value.extract::<&str>() {
         Ok(text) if text.eq_ignore_ascii_case("true") => Ok(true),
@@ -263,7 +263,7 @@ fn payer(value: &Bound<'_, PyAny>) -> PyResult<bool> {
     }
 }
 
-/// Whether the bucket stands in the path, in the words of botocore.
+/// Return whether the bucket is in the path, for botocore's words.
 fn addressing_style(value: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
     match value.extract::<&str>()? {
         "path" => Ok(Some(true)),

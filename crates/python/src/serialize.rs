@@ -20,7 +20,7 @@ use crate::shared::refuse_shared;
 use crate::tensor::{Imported, bytes_of};
 use crate::watch::Signals;
 
-/// Takes over all that goes into a file. See `_native.pyi`.
+/// Collect the contents of a new file. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -63,14 +63,14 @@ pub(crate) fn prepare(
     })
 }
 
-/// A file that is yet to be written. See `_native.pyi`.
+/// A file to be written. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct NewFile {
     path: PathBuf,
     head: NewHeader,
     options: SaveOptions,
     raised: Raised,
-    /// `None` while or after it is written.
+    /// `None` while it is written, and afterwards.
     data: Mutex<Option<Data>>,
 }
 
@@ -86,7 +86,7 @@ fn payloads(tensors: &[Imported]) -> Vec<Payload<'_>> {
 
 #[pymethods]
 impl NewFile {
-    /// Copies the tensors and lets go of them.
+    /// Copy the tensors and release them.
     fn snapshot(&self, py: Python<'_>) -> PyResult<()> {
         let data = match self.take()? {
             Data::Tensors(tensors) => Data::Snapshot(self.run(py, Signals::default(), |signals| {
@@ -98,7 +98,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// Writes the file.
+    /// Write the file.
     #[pyo3(signature = (progress = None))]
     fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let data = self.take()?;
@@ -111,7 +111,7 @@ impl NewFile {
                 }
                 Data::Snapshot(copy) => copy.save(path, &self.head, options, signals),
             }?;
-            // Memory goes back while the interpreter runs others.
+            // Memory is freed while the interpreter is released.
             if let Data::Snapshot(snapshot) = data {
                 drop(snapshot);
             }
@@ -142,7 +142,7 @@ impl NewFile {
     }
 }
 
-/// The bytes of a file with tensors in it. See `_native.pyi`.
+/// Return the bytes of a file with these tensors. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy", views = None))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -179,7 +179,7 @@ pub(crate) fn serialize<'py>(
     })
 }
 
-/// Hands the bytes of a file to `write`, piece by piece. See `_native.pyi`.
+/// Pass the bytes of a file to `write`, piece by piece. See `_native.pyi`.
 #[pyfunction]
 #[pyo3(signature = (write, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, checksums = Vec::new(), progress = None))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -225,10 +225,10 @@ pub(crate) fn stream(
     Ok(())
 }
 
-/// All that goes into a file.
+/// The contents of a file.
 struct Contents {
     head: NewHeader,
-    /// In the order of the layout.
+    /// The payloads, in the order of the layout.
     tensors: Vec<Imported>,
 }
 
@@ -263,7 +263,7 @@ impl Contents {
         })
     }
 
-    /// The file with the digests that it is to keep, for which the payloads, those of the tensors, are read once.
+    /// Return the file with the requested digests, for which the tensors' payloads are read once.
     fn digested(
         &self,
         py: Python<'_>,
@@ -282,7 +282,7 @@ impl Contents {
     }
 }
 
-/// The file of these payloads, which are those of its tensors.
+/// Return the file with these payloads of its tensors.
 fn pieces<'a>(py: Python<'_>, layout: &'a Layout, payloads: &'a [Payload<'a>]) -> PyResult<Pieces<'a>> {
     let pieces = Pieces::of(layout, payloads);
     pieces.map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))
@@ -305,7 +305,7 @@ fn laid_out(
     NewHeader::new(&specs, pairs.as_deref(), form.format, &form.options, form.keep)
 }
 
-/// The digests of these names, which a file is to keep.
+/// Return the digests with these names, which the file will record.
 pub(crate) fn keep(names: &[String]) -> PyResult<Keep> {
     let mut keep = Keep::default();
     for name in names {
@@ -322,7 +322,7 @@ pub(crate) fn keep(names: &[String]) -> PyResult<Keep> {
     Ok(keep)
 }
 
-/// How a file is laid out, but for what is in it.
+/// The layout options of a file, without its contents.
 #[derive(Clone, Copy)]
 struct Form {
     format: Format,
@@ -340,7 +340,7 @@ impl Form {
     }
 }
 
-/// The format of that name.
+/// Return the format of this name.
 pub(crate) fn format_of(name: &str) -> PyResult<Format> {
     [Format::Safetensors, Format::Bintensors]
         .into_iter()
@@ -351,7 +351,7 @@ pub(crate) fn format_of(name: &str) -> PyResult<Format> {
         })
 }
 
-/// Room in the header, and where the data begins.
+/// Return the reserved space in the header, and the alignment of the data.
 pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions> {
     let align = Align::from_nbytes(align)
         .ok_or_else(|| PyValueError::new_err(format!("unknown alignment {align}: expected 8, 64 or 4096")))?;
@@ -362,7 +362,7 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
     })
 }
 
-/// The options of a save that replaces a whole file, or nothing.
+/// Return the options of a save that replaces a whole file, or None.
 pub(crate) fn save_options(durable: bool, overwrite: bool, replace_read_only: bool) -> SaveOptions {
     SaveOptions::new()
         .durable(durable)

@@ -20,7 +20,7 @@ impl From<ingot_format::ShardIndex> for ShardIndex {
 
 #[pymethods]
 impl ShardIndex {
-    /// Reads the index at a path or in a directory; `None` for a single file.
+    /// Read the index at a path or in a directory; `None` for a single file.
     #[staticmethod]
     fn read(py: Python<'_>, source: &Bound<'_, PyAny>) -> PyResult<Option<ShardIndex>> {
         let path = file_path(source)?;
@@ -29,13 +29,13 @@ impl ShardIndex {
         Ok(index.map(ShardIndex::from))
     }
 
-    /// The names of the files, sorted.
+    /// Return the names of the files, sorted.
     #[getter]
     fn shards(&self) -> Vec<&str> {
         self.index.shards().iter().map(String::as_str).collect()
     }
 
-    /// The name of its file for each tensor, in the order of the index.
+    /// Return the file name of each tensor, in the order of the index.
     fn weight_map<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shards = PyList::new(py, self.index.shards())?;
         let map = PyDict::new(py);
@@ -50,7 +50,7 @@ impl ShardIndex {
     }
 }
 
-/// The metadata of an index, which may be any JSON.
+/// Return the metadata of an index, which may be any JSON.
 pub(crate) fn metadata<'py>(
     py: Python<'py>,
     index: &ingot_format::ShardIndex,
@@ -58,7 +58,7 @@ pub(crate) fn metadata<'py>(
     index.metadata().map(|text| loads(py, text)).transpose()
 }
 
-/// JSON that has been read once and found to be sound, by Python's own reader.
+/// Convert valid JSON with Python's own reader.
 pub(crate) fn loads<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (text,))
 }

@@ -1,4 +1,4 @@
-//! What the values of tensors are.
+//! Statistics of the values of tensors.
 
 use std::num::NonZeroUsize;
 
@@ -10,7 +10,7 @@ use crate::open::Checkpoint;
 use crate::read::chosen;
 use crate::watch::Signals;
 
-/// An `int` for an integer dtype, a `float` for any other.
+/// A number that is an `int` for an integer dtype and a `float` for any other.
 #[derive(IntoPyObject)]
 pub(crate) enum Value {
     Integer(i128),
@@ -26,7 +26,7 @@ impl From<Number> for Value {
     }
 }
 
-/// What the values of one tensor are.
+/// The statistics of one tensor.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Statistics(ingot_inspect::Statistics);
 
@@ -83,7 +83,7 @@ impl Statistics {
     }
 }
 
-/// What the values of these tensors are, or of all in the order of the data; None for a dtype without values.
+/// Return the statistics of these tensors, or of all in data order; None for a dtype without values.
 #[pyfunction]
 #[pyo3(signature = (checkpoint, names = None, *, bins = 0, threads = None, progress = None))]
 pub(crate) fn statistics(

@@ -1,7 +1,6 @@
-//! Memory that crosses into Python and out of it, always as an object that owns it: what DLPack shows, and the buffer
-//! protocol.
+//! Memory that is passed from and to Python, always as an object that owns it: by DLPack and by the buffer protocol.
 //!
-//! One of the files in which `unsafe` is allowed.
+//! `unsafe` is allowed in this file because the memory belongs to Python objects.
 #![allow(unsafe_code)]
 
 use std::ffi::c_int;
@@ -20,7 +19,7 @@ use pyo3::types::{PyBytes, PyMemoryView, PySlice};
 
 use crate::dlpack::{Shown, Take, dl_dtype};
 
-/// A tensor that a framework exported: all that a file needs to know, and where its bytes come from.
+/// A tensor that a framework exported: dtype, shape and the source of its bytes.
 pub(crate) struct Imported {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<u64>,
@@ -28,8 +27,8 @@ pub(crate) struct Imported {
     _owner: Owner,
 }
 
-/// Where the bytes come from. The lifetimes are stretched: `_owner` keeps the memory, and nothing leaves an `Imported`
-/// but what borrows it.
+/// The source of the bytes. The lifetimes are extended: `_owner` keeps the memory, and only borrows of an `Imported`
+/// leave it.
 enum Held {
     Bytes(Bytes<'static>),
     Device(DeviceBytes),
@@ -43,17 +42,17 @@ const _: fn() = || {
     crosses_threads::<Region>();
 };
 
-/// What keeps imported memory alive.
+/// Keeps imported memory alive.
 pub(crate) enum Owner {
     /// A capsule, or the memory of a framework.
     Object(#[allow(dead_code, reason = "held, not read")] Py<PyAny>),
     Buffer(#[allow(dead_code, reason = "held, not read")] PyUntypedBuffer),
-    /// What produces the bytes has the object.
+    /// The producer of the bytes owns the object.
     Producer,
 }
 
 impl Imported {
-    /// A tensor whose bytes are fetched when they are written.
+    /// Return a tensor whose bytes are fetched during the save.
     pub(crate) fn produced(dtype: Dtype, shape: Vec<u64>, producer: Box<dyn Produce + Send>) -> Imported {
         Imported {
             dtype,
@@ -63,7 +62,7 @@ impl Imported {
         }
     }
 
-    /// The bytes, for as long as `self` is there.
+    /// Return the bytes, as long as `self` exists.
     pub(crate) fn payload(&self) -> Payload<'_> {
         match &self.held {
             Held::Bytes(bytes) => Payload::Bytes(bytes.clone()),
@@ -72,7 +71,7 @@ impl Imported {
         }
     }
 
-    /// The memory that the bytes lie in, for finding tensors that share some; `None` when they are elsewhere.
+    /// Return the memory of the bytes, to detect tensors that overlap; `None` if they are not in host memory.
     pub(crate) fn footprint(&self) -> Option<Footprint> {
         match &self.held {
             Held::Bytes(bytes) => Some(bytes.footprint()),
@@ -80,16 +79,16 @@ impl Imported {
         }
     }
 
-    /// The tensor in a DLPack capsule; `None` where its elements cannot be written from where they lie: on another
-    /// device, of a dtype that no file has, strided and smaller than a byte, nowhere.
+    /// Return the tensor in a DLPack capsule; `None` if its elements cannot be written in place: they are on another
+    /// device, of a dtype that no file has, strided and smaller than a byte, or at null.
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
-        // SAFETY: `take` asks for an owner of the elements: the capsule keeps its tensor.
+        // SAFETY: `take` requires an owner of the elements: the capsule keeps its tensor.
         Shown::by(capsule, |shown| unsafe { Imported::take(shown, capsule) })
             .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
     }
 
-    /// The elements of a tensor of `dtype` and `shape` on the device of `stream`, which lies in a DLPack capsule in C order;
-    /// `None` where it does not, or lies elsewhere.
+    /// Return the elements of a tensor of `dtype` and `shape` in a DLPack capsule on the device of `stream`; `None` if
+    /// they are not in C order or not on this device.
     pub(crate) fn on_device(
         dtype: Dtype,
         shape: Vec<u64>,
@@ -102,8 +101,8 @@ impl Imported {
                 nbytes.checked_mul(usize::try_from(size).ok()?)
             });
             let fits = shown.gpu == Some(stream.ordinal()) && shown.is_c_order() && count == Some(expected);
-            // SAFETY: `DeviceBytes::new` asks for memory that is allocated there for as long as the result is: that of the
-            // tensor, which `_owner` keeps; what borrows `self` goes before.
+            // SAFETY: `DeviceBytes::new` requires memory that stays allocated as long as the result exists: the
+            // tensor's, which `_owner` keeps. Borrows of `self` end before `self`.
             fits.then(|| unsafe { DeviceBytes::new(stream, to_u64(shown.start.addr()), expected) })
         });
         Some(Imported {
@@ -114,8 +113,8 @@ impl Imported {
         })
     }
 
-    /// The elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fails when it does not have just the
-    /// bytes that those need.
+    /// Return the elements of `buffer` in C order, to be stored as `dtype` with `shape`. Fail if the buffer does not
+    /// have exactly the bytes that these need.
     pub(crate) fn from_buffer(dtype: Dtype, shape: Vec<u64>, buffer: PyUntypedBuffer) -> PyResult<Imported> {
         let nbytes = buffer.len_bytes();
         // A shape without a size is refused when the file is laid out, with the rule that it breaks.
@@ -128,8 +127,9 @@ impl Imported {
         }
         let start = buffer.buf_ptr().cast::<u8>().cast_const();
         let bytes = if buffer.is_c_contiguous() {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: an exported
-            // buffer has them and does not move (PEP 3118). `_owner` keeps it exported; what borrows `self` goes before.
+            // SAFETY: `Bytes::new` requires `nbytes` readable bytes as long as the result lives, or null: an exported
+            // buffer has them and does not move (PEP 3118). `_owner` keeps it exported. Borrows of `self` end before
+            // `self`.
             unsafe { Bytes::new(start, nbytes) }
         } else if buffer
             .suboffsets()
@@ -143,7 +143,7 @@ impl Imported {
                 .zip(buffer.strides())
                 .map(|(&count, &stride)| Dim { count, stride })
                 .collect();
-            // SAFETY: `Bytes::strided` asks for the same of every element to which the dimensions lead: they are the buffer's.
+            // SAFETY: `Bytes::strided` requires the same of every element within the dimensions: they are the buffer's.
             unsafe { Bytes::strided(start, buffer.item_size(), &dims) }
         };
         Ok(Imported {
@@ -160,9 +160,9 @@ impl Take for Imported {
         let dtype = shown.dtype.known().filter(|_| shown.is_on_cpu)?;
         let (shape, nbytes) = logical(dtype, shown.sizes)?;
         let bytes = if shown.is_c_order() {
-            // SAFETY: `Bytes::new` asks for `nbytes` readable bytes for as long as the result lives, or for null: a tensor of
-            // that size in C order lies there, as the contract above says. `_owner` keeps it; what borrows `self` goes
-            // before. That nobody writes to them meanwhile cannot be proven and is not asked for.
+            // SAFETY: `Bytes::new` requires `nbytes` readable bytes as long as the result lives, or null: by the
+            // contract above, a tensor of that size in C order is there. `_owner` keeps it. Borrows of `self` end
+            // before `self`. That no other code writes to them during that time cannot be proven, and is not required.
             unsafe { Bytes::new(shown.start, nbytes) }
         } else {
             let itemsize = shown.itemsize()?;
@@ -173,7 +173,7 @@ impl Take for Imported {
             };
             let dims = shown.sizes.iter().zip(shown.strides).map(dim);
             let dims = dims.collect::<Option<Vec<_>>>()?;
-            // SAFETY: `Bytes::strided` asks for the same of every element to which the dimensions lead: they are the tensor's.
+            // SAFETY: `Bytes::strided` requires the same of every element within the dimensions: they are the tensor's.
             unsafe { Bytes::strided(shown.start, itemsize, &dims) }
         };
         Some(Imported {
@@ -195,10 +195,10 @@ impl Take for Imported {
     }
 }
 
-/// What is said of elements at null, or of more than there are addresses.
+/// The error for elements at null, or for more bytes than there are addresses.
 const NO_MEMORY: &str = "its elements have no memory";
 
-/// The shape in elements, and the bytes, of a tensor with `sizes` in storage units.
+/// Return the shape in elements, and the bytes, of a tensor with `sizes` in storage units.
 pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
     let mut shape = sizes
         .iter()
@@ -213,7 +213,7 @@ pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> 
     Some((shape, nbytes))
 }
 
-/// Memory with tensors in it, for frameworks that take the buffer protocol: writable bytes.
+/// Memory that contains tensors, for frameworks that support the buffer protocol: writable bytes.
 #[pyclass(frozen, name = "Buffer", module = "ingot._native")]
 pub(crate) struct Exporter {
     memory: Arc<Memory>,
@@ -225,7 +225,7 @@ impl Exporter {
     }
 }
 
-/// The bytes of a region as a memoryview.
+/// Return the bytes of a region as a memoryview.
 pub(crate) fn memoryview<'py>(py: Python<'py>, region: &Region) -> PyResult<Bound<'py, PyAny>> {
     let buffer = Bound::new(py, Exporter::new(Arc::clone(region.memory())))?;
     let end = region.at() + region.len();
@@ -245,8 +245,8 @@ impl Exporter {
         let memory = &slf.get().memory;
         let nbytes = ffi::Py_ssize_t::try_from(memory.len())
             .map_err(|_| PyBufferError::new_err("the memory is too large for a buffer"))?;
-        // SAFETY: `PyBuffer_FillInfo` asks for
-        // - a `Py_buffer` to fill: Python gave `view`;
+        // SAFETY: `PyBuffer_FillInfo` requires
+        // - a `Py_buffer` to fill: Python passes `view`;
         // - `nbytes` readable and writable bytes as long as the object lives: `Memory` is never moved or resized,
         //   and the object keeps it.
         let filled =
@@ -259,8 +259,8 @@ impl Exporter {
     }
 }
 
-/// The bytes of a Python object as a source to read from. They may change at any time, so they are only ever
-/// copied, and the header is checked in its copy.
+/// The bytes of a Python object as a source to read from. They may change at any time, so they are only copied, and the
+/// header is checked in a copy.
 pub(crate) struct BufferSource {
     buffer: PyUntypedBuffer,
 }
@@ -293,7 +293,7 @@ impl ReadAt for BufferSource {
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> std::io::Result<usize> {
         let start = self.buffer.buf_ptr().cast::<u8>().cast_const();
-        // SAFETY: `Bytes::new` asks for memory that is readable as long as the bytes live: the buffer is exported until
+        // SAFETY: `Bytes::new` requires memory that is readable as long as the bytes live: the buffer is exported until
         // `self` is dropped, and an exported buffer does not move (PEP 3118).
         let bytes = unsafe { Bytes::new(start, self.buffer.len_bytes()) };
         let (Some(bytes), Some(at)) = (bytes, to_usize(position)) else {
@@ -303,8 +303,8 @@ impl ReadAt for BufferSource {
     }
 }
 
-/// A `bytes` object of `len` bytes, which `fill` writes. Unlike [`PyBytes::new_with`] this does not touch the memory first:
-/// that takes a second for a few GiB, in which no other thread of the program could run.
+/// Return a `bytes` object of `len` bytes, which `fill` writes. Unlike [`PyBytes::new_with`], this does not zero the
+/// memory first, which takes a second for a few GiB while no other thread of the program can run.
 pub(crate) fn bytes_of<'py>(
     py: Python<'py>,
     len: usize,
@@ -312,40 +312,40 @@ pub(crate) fn bytes_of<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let count =
         ffi::Py_ssize_t::try_from(len).map_err(|_| PyMemoryError::new_err("too large for a bytes object"))?;
-    // SAFETY: `PyBytes_FromStringAndSize` asks for a length that is not negative, which `try_from` of a usize gives; null
-    // is allowed, and leaves the bytes as they are.
+    // SAFETY: `PyBytes_FromStringAndSize` requires a length that is not negative, which `try_from` of a usize
+    // guarantees; null is allowed, and leaves the bytes uninitialised.
     let object = unsafe { ffi::PyBytes_FromStringAndSize(ptr::null(), count) };
-    // SAFETY: asks for an owned reference, or null with an exception set: what the call above returns.
+    // SAFETY: requires an owned reference, or null with an exception set: the call above returns one of the two.
     let object = unsafe { Bound::from_owned_ptr_or_err(py, object) }?;
-    // SAFETY: asks for a bytes object, which was just made.
+    // SAFETY: requires a bytes object, which was just created.
     let start = unsafe { ffi::PyBytes_AsString(object.as_ptr()) };
-    // SAFETY: `from_raw_parts_mut` asks for
+    // SAFETY: `from_raw_parts_mut` requires
     // - a non-null pointer to `len` bytes in one allocation: those of the object, which `object` keeps past the slice;
     // - initialised elements: a `MaybeUninit` may be anything;
-    // - no other access while the slice lives: nobody else has the object yet, and it is returned after the last use. The
-    //   empty object is everybody's, and a slice of it has no bytes.
+    // - no other access while the slice lives: no other code has the object yet, and it is returned after the last use.
+    // The empty bytes object is shared, but a slice of it has no bytes.
     let rest = unsafe { std::slice::from_raw_parts_mut(start.cast::<MaybeUninit<u8>>(), len) };
     let mut room = Room { rest };
     fill(&mut room)?;
-    // Python shall not see what was in the memory before.
+    // The previous contents of the memory must not become visible to Python.
     room.next(len);
     Ok(object.cast_into::<PyBytes>()?)
 }
 
-/// The part of a `bytes` object that nobody has written to yet.
+/// The part of a `bytes` object that is not written yet.
 pub(crate) struct Room<'a> {
     rest: &'a mut [MaybeUninit<u8>],
 }
 
 impl<'a> Room<'a> {
-    /// The next `len` bytes, or all where there are no more. They are zeros: which costs little for as many as fit into the
-    /// cache of a core, where they are about to be written anyway.
+    /// Return the next `len` bytes, or all if fewer are left, as zeros. Zeroing is cheap for a piece that fits into a
+    /// core's cache, where it is about to be written anyway.
     pub(crate) fn next(&mut self, len: usize) -> &'a mut [u8] {
         let rest = mem::take(&mut self.rest);
         let (part, rest) = rest.split_at_mut(len.min(rest.len()));
         self.rest = rest;
         part.fill(MaybeUninit::new(0));
-        // SAFETY: `from_raw_parts_mut` asks for
+        // SAFETY: `from_raw_parts_mut` requires
         // - that many initialised bytes: `part` is a slice of them, all written by the line above;
         // - no other access for `'a`: `part` was borrowed for that long, and is not used again.
         unsafe { std::slice::from_raw_parts_mut(part.as_mut_ptr().cast::<u8>(), part.len()) }
