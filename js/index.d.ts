@@ -27,45 +27,45 @@ export type Dtype =
   | "I64"
   | "U64";
 
-/** What a header says of one tensor. A plain object, which can be cloned and sent to a worker. */
+/** The header's entry of one tensor. A plain object, which can be cloned and sent to a worker. */
 export interface Tensor {
-  /** Any text at all: see `escapeName`. */
+  /** Any text, unescaped: see `escapeName`. */
   readonly name: string;
   readonly dtype: Dtype;
   /**
-   * Elements along each dimension, outermost first; empty for a scalar. Exact for every tensor that has elements. In an
-   * empty one, a dimension of 2^53 or more is the nearest double.
+   * Elements along each dimension, outermost first; empty for a scalar. Exact if the tensor has elements. In an empty
+   * tensor, a dimension of 2^53 or more is rounded to the nearest double.
    */
   readonly shape: readonly number[];
-  /** The dimensions of an empty tensor of which `shape` holds one only nearly. Absent everywhere else. */
+  /** The exact dimensions of an empty tensor whose `shape` is rounded. Absent for all other tensors. */
   readonly exactShape?: readonly bigint[];
   /** First byte, counted from the start of the data section. */
   readonly begin: number;
-  /** Byte after the last, counted likewise. */
+  /** Byte after the last, counted from the start of the data section. */
   readonly end: number;
   /** `end - begin`. */
   readonly nbytes: number;
 }
 
 /**
- * The header of one file, proven: the tensors cover the data section exactly, without hole or overlap, every size is
- * shape times dtype, and every name is there once.
+ * The proven header of one file: the tensors cover the data section exactly, without holes or overlaps, every size is
+ * shape times dtype, and names are unique.
  */
 export interface Header extends Iterable<Tensor> {
   readonly format: Format;
-  /** In the order of the file; null where the file has none, which is not the same as having empty metadata. */
+  /** In the order of the file; null if the file has no metadata, which differs from empty metadata. */
   readonly metadata: ReadonlyMap<string, string> | null;
-  /** In the order of their data. */
+  /** The tensors in data order. */
   readonly tensors: readonly Tensor[];
-  /** Where the data section begins, in bytes from the start of the file. */
+  /** The start of the data section, in bytes from the start of the file. */
   readonly dataStart: number;
-  /** Bytes in the file. */
+  /** The size of the file in bytes. */
   readonly fileSize: number;
-  /** How many tensors there are. */
+  /** The number of tensors. */
   readonly size: number;
   get(name: string): Tensor | undefined;
   has(name: string): boolean;
-  /** In the order of the data. `[...header.names()].sort(compareNames)` gives Python's order. */
+  /** In data order. `[...header.names()].sort(compareNames)` returns Python's order. */
   names(): IterableIterator<string>;
 }
 
@@ -73,36 +73,36 @@ export interface Header extends Iterable<Tensor> {
 export interface ShardIndex {
   /** The file of each tensor, in the order of the index. */
   readonly weightMap: ReadonlyMap<string, string>;
-  /** The files, in the order of their names: relative paths that stay below the index. */
+  /** The files in the order of their names: relative paths that stay below the index. */
   readonly shards: readonly string[];
-  /** What stands beside the weight map; its values are of any kind. */
+  /** All other fields of the index, with values of any type. */
   readonly metadata: Readonly<Record<string, unknown>> | null;
-  /** The same as the file spells it. */
+  /** The same in the spelling of the file. */
   readonly metadataText: string | null;
-  /** Bytes that all tensors take, as the index says. Nobody checked it. */
+  /** The size of all tensors in bytes according to the index. It is not checked. */
   readonly totalSize: number | null;
 }
 
 /** The headers of a model of one or many files. */
 export interface Model extends Iterable<{ readonly shard: string; readonly tensor: Tensor }> {
-  /** What was opened: the address without its query, or the name of the file; null where a Blob has none. */
+  /** The source: the address without its query, or the name of the file; null for a Blob without a name. */
   readonly path: string | null;
-  /** Null where the model is one file. */
+  /** The index; null if the model is one file. */
   readonly index: ShardIndex | null;
-  /** The header of each file, by the name that the index has for it. */
+  /** The header of each file, by the file's name in the index. */
   readonly shards: ReadonlyMap<string, Header>;
-  /** Of `config.json`, where it was asked for and is there. */
+  /** The contents of `config.json`, if it was requested and exists. */
   readonly config: Readonly<Record<string, unknown>> | null;
-  /** What is odd and harms nothing. */
+  /** Harmless oddities of the model. */
   readonly warnings: readonly string[];
-  /** How many tensors there are. */
+  /** The number of tensors. */
   readonly size: number;
   get(name: string): { readonly shard: string; readonly tensor: Tensor } | undefined;
   has(name: string): boolean;
   /**
-   * Reads a tensor, or its rows `begin` to before `end`, as numbers: only their bytes are read, and beside the values one
-   * piece of 3 MiB is in memory. An unknown name is a `SafetensorError` with the nearest name; rows outside of the tensor
-   * are a `RangeError`.
+   * Reads a tensor, or its rows `begin` to before `end`, as numbers. Only their bytes are read. Besides the values, one
+   * piece of 3 MiB is in memory. An unknown name throws a `SafetensorError` with the nearest name. Rows outside the
+   * tensor throw a `RangeError`.
    */
   readTensor(
     name: string,
@@ -114,66 +114,68 @@ export interface Model extends Iterable<{ readonly shard: string; readonly tenso
 export interface ReadTensor<Name extends Dtype = Dtype> {
   readonly name: string;
   readonly dtype: Name;
-  /** The shape of what was read. */
+  /** The shape of the values. */
   readonly shape: readonly number[];
-  /** In C order, in the array that `decode` makes of the dtype. */
+  /** The values in C order, in the type of array that `decode` returns for the dtype. */
   readonly values: Decoded[Name];
 }
 
 export interface HeaderOptions {
-  /** Longest header that is read, in bytes: 100,000,000 from memory and files, 25,000,000 from a URL. */
+  /** The longest accepted header in bytes: by default 100,000,000 from memory and files, and 25,000,000 from a URL. */
   maxHeaderBytes?: number;
-  /** Refuse what is clear but not as the specification writes it, with the code `not-strict`. */
+  /** Reject unambiguous headers that are not in the form for writers, with the code `not-strict`. */
   strict?: boolean;
 }
 
 export interface ParseOptions extends HeaderOptions {
-  /** Size of the whole file. Without it, the bytes that are given are all of it. */
+  /** The size of the whole file. By default, the size of the given bytes. */
   fileSize?: number;
-  /** What errors call the file. */
+  /** The name of the file in errors. */
   path?: string;
 }
 
 export interface ReadOptions extends HeaderOptions {
-  /** In place of the global one. It has to honour `headers`, `signal` and `redirect: "manual"`. */
+  /**
+   * The function to use instead of the global `fetch`. It must support `headers`, `signal` and `redirect: "manual"`.
+   */
   fetch?: typeof globalThis.fetch;
   /**
-   * Sent to the host of the URL, and to no other that it redirects to. A browser follows redirects by itself and removes
-   * `Authorization` only, so with another header a redirect is `redirect-refused` there.
+   * Headers for the host of the URL. Other hosts after a redirect do not get them. Browsers follow redirects themselves
+   * and remove only `Authorization`, so a redirect with other headers throws `redirect-refused` there.
    */
   headers?: HeadersInit;
   /**
-   * Follow redirects to other hosts in private networks too. `false`. What is looked at is the host in the URL: a name
-   * that stands for a private address is not known as one, because names are resolved behind `fetch`.
+   * Whether redirects to other hosts in private networks are followed. `false`. Only the host in the URL is checked:
+   * names that resolve to a private address are not detected, because `fetch` hides the resolution.
    */
   allowPrivateRedirects?: boolean;
   /** Ends the reading; the promise is then rejected with `signal.reason`. */
   signal?: AbortSignal;
-  /** Bytes of the first request; another one follows only where the header is longer. 131,072. */
+  /** The size of the first request in bytes. A second request follows only if the header is longer. 131,072. */
   firstBytes?: number;
   /**
-   * Milliseconds that one request may take. 60,000. For a range of `readRange` and `streamRange` it is the longest wait
-   * for its next bytes; and all waits together may take as long again as its bytes at 1 KiB a second.
+   * The timeout of a request in milliseconds. 60,000. For a range of `readRange` and `streamRange` it limits each wait
+   * for the next bytes; all waits together may take longer by the time that the bytes need at 1 KiB a second.
    */
   timeout?: number;
-  /** Further tries where the network fails, or the server answers 408, 429, 500, 502, 503 or 504. 2. */
+  /** The number of retries after a failure of the network or an answer 408, 429, 500, 502, 503 or 504. 2. */
   retries?: number;
-  /** What `hf://` stands for. `https://huggingface.co`. */
+  /** The host for `hf://`. `https://huggingface.co`. */
   hub?: string;
 }
 
 export interface ModelOptions extends ReadOptions {
-  /** Headers that are fetched at a time. 20. */
+  /** The number of headers that are fetched in parallel. 20. */
   concurrency?: number;
-  /** Whether to read `config.json`, which says how parameters are counted; or what it says. */
+  /** Whether to read `config.json`, which is needed to count parameters; or its contents. */
   config?: boolean | object;
-  /** The address of a shard, where it is not beside the index: signed addresses, for example. */
+  /** Returns the address of a shard that is not beside the index, such as a signed address. */
   shardUrl?: (shard: string, indexUrl: URL) => string | URL;
 }
 
 /**
- * What is wrong with a file, or with the way to it. Arguments of the wrong type throw a `TypeError`, and an aborted
- * signal its own reason.
+ * A fault of a file, or of reading it. Arguments of the wrong type throw a `TypeError`, and an aborted signal throws
+ * its own reason.
  */
 export declare class SafetensorError extends Error {
   readonly name: "SafetensorError";
@@ -187,7 +189,7 @@ export declare class SafetensorError extends Error {
   readonly code: string | null;
   /** The number of the rule in FORMAT.md that is broken, such as `F9`. */
   readonly rule: string | null;
-  /** The file: its name, or its address without what may be secret. */
+  /** The name of the file, or its address without secret parts. */
   readonly path: string | null;
   /** The tensor, not escaped. */
   readonly tensor: string | null;
@@ -196,7 +198,7 @@ export declare class SafetensorError extends Error {
   /** The bytes in question, counted from the start of the data section. */
   readonly begin: number | bigint | null;
   readonly end: number | bigint | null;
-  /** What the server answered, where that is the fault. */
+  /** The server's answer, if it is the fault. */
   readonly status: number | null;
   constructor(message: string, fields?: Partial<Omit<SafetensorError, keyof Error>> & { cause?: unknown });
 }
@@ -205,38 +207,38 @@ export declare const MAX_HEADER_BYTES: 100_000_000;
 export declare const MAX_REMOTE_HEADER_BYTES: 25_000_000;
 export declare const MAX_INDEX_BYTES: 250_000_000;
 
-/** Bits that one element takes, by dtype. */
+/** Bits per element, by dtype. */
 export declare const DTYPES: ReadonlyMap<Dtype, number>;
 
-/** Bytes at the start of a file that `parseHeader` needs. `start` has the first 8 of them, or more. */
+/** The number of bytes at the start of a file that `parseHeader` needs. `start` has at least the first 8 of them. */
 export declare function headSize(start: Bytes, options: ParseOptions & { fileSize: number }): number;
 
-/** The header at the start of a file. `start` is all of the file, or its first `headSize` bytes or more. */
+/** Parses the header at the start of a file. `start` is the whole file, or at least its first `headSize` bytes. */
 export declare function parseHeader(start: Bytes, options?: ParseOptions): Header;
 
-/** The index in `bytes`, which are all of it. */
+/** Parses the index in `bytes`, which must be the whole file. */
 export declare function parseIndex(bytes: Bytes, options?: { path?: string }): ShardIndex;
 
 /**
- * The header of a file in memory, of a `File` or `Blob`, or at a URL. Text is a URL, or an address of the Hub such as
- * `hf://owner/name/model.safetensors`. Nothing but the header is read: by one request, or by two where it is longer
- * than `firstBytes`. In Node, text without a scheme is a path. A source of `openSource` keeps its own options.
+ * Reads the header of a file in memory, of a `File` or `Blob`, or at a URL. Text is a URL, or an address of the Hub
+ * such as `hf://owner/name/model.safetensors`. Only the header is read, by one request, or by two if it is longer than
+ * `firstBytes`. In Node, text without a scheme is a path. A source of `openSource` keeps its own options.
  */
 export declare function readHeader(
   source: Bytes | Blob | Source | URL | string,
   options?: ReadOptions,
 ): Promise<Header>;
 
-/** The index of a sharded checkpoint, from the same sources. */
+/** Reads the index of a sharded checkpoint, from the same sources. */
 export declare function readIndex(
   source: Bytes | Blob | Source | URL | string,
   options?: ReadOptions,
 ): Promise<ShardIndex>;
 
 /**
- * The headers of a model. `source` is the address of a file, of an index, of a directory (with a slash at its end) or
- * of a repository of the Hub; in Node also the path of a file, an index or a directory; or a `File`, or all files of a folder; or what `openSource` gave, one or several. What an
- * index says is checked against its shards.
+ * Reads the headers of a model. `source` is the address of a file, an index, a directory (with a slash at the end) or a
+ * repository of the Hub; in Node also the path of a file, an index or a directory; or a `File`, or all files of a
+ * folder; or one or several results of `openSource`. The shards are compared with the index.
  */
 export declare function readModel(
   source: URL | string | Blob | Source | Iterable<File | Source>,
@@ -244,59 +246,59 @@ export declare function readModel(
 ): Promise<Model>;
 
 export interface ParameterCount {
-  /** By dtype, in the order in which the dtypes are met. */
+  /** The number of parameters by dtype, in the order of first use. */
   readonly parameterCount: Readonly<Partial<Record<Dtype, number>>>;
-  /** Of all dtypes; what the metadata declares as `total_parameters` where that is less. */
+  /** The total of all dtypes, or `total_parameters` of the metadata if that is less. */
   readonly parameterTotal: number;
 }
 
 export interface CountOptions {
   /**
-   * `logical`, which is the default: as huggingface.js 2.17.5 counts, the parameters before quantisation. `stored`: the
-   * elements that are in the files.
+   * `logical` (the default) counts the parameters before quantisation, as huggingface.js 2.17.5 does. `stored` counts
+   * the elements in the files.
    */
   count?: "logical" | "stored";
-  /** What `config.json` says, where it is not that of the model. Without it, nothing counts as quantised. */
+  /** The contents of `config.json`, in place of the model's. Without any, nothing counts as quantised. */
   config?: object | null;
 }
 
 export declare function parameterCount(source: Header | Model, options?: CountOptions): ParameterCount;
 
 export interface TensorRange {
-  /** The file of the model; null for a header. */
+  /** The file in the model; null for a header. */
   readonly shard: string | null;
   /** First byte, counted from the start of the file. */
   readonly position: number;
   readonly nbytes: number;
 }
 
-/** Where the bytes of a tensor lie: `readRange(source, position, position + nbytes)` gives them. */
+/** Returns the position of a tensor's bytes: `readRange(source, position, position + nbytes)` reads them. */
 export declare function tensorRange(source: Header | Model, name: string): TensorRange;
 
-/** The URL of `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`. */
+/** Returns the URL of `hf://[models/|datasets/|spaces/]owner/name[@revision][/path]`. */
 export declare function hubUrl(address: string, options?: { hub?: string }): URL;
 
 /**
- * Text from a file with every character escaped that could steer a terminal, or reorder or hide text. This is not HTML
- * escaping: set `textContent`.
+ * Escapes every character of a text from a file that could control a terminal, or reorder or hide text. This is not
+ * HTML escaping: set `textContent`.
  */
 export declare function escapeName(text: string): string;
 
-/** The same between backticks, and cut after 200 characters. */
+/** Returns the escaped text between backticks, cut after 200 characters. */
 export declare function quoteName(name: string): string;
 
-/** The order of names that ingot has everywhere: by the bytes of their UTF-8. For `Array.prototype.sort`. */
+/** Compares names by the bytes of their UTF-8, the order of names everywhere in ingot. For `Array.prototype.sort`. */
 export declare function compareNames(a: string, b: string): number;
 
-/** What ranges are read from. `openSource` gives one, and any object with these three is one. */
+/** An object to read ranges from. `openSource` returns one, and any object with these three properties is one. */
 export interface Source {
-  /** What errors call it: the name of the file, or the address without what may be secret. */
+  /** The name in errors: the name of the file, or the address without secret parts. */
   readonly name: string | null;
-  /** Bytes in the file. */
+  /** The size of the file in bytes. */
   readonly size: number;
-  /** Of what is behind a URL: the version that every answer has to be of; null where the file came whole. */
+  /** For a URL, the version that every answer must have; null if the server sent the whole file. */
   readonly version?: string | null;
-  /** The bytes from `begin` to before `end`, counted from the start of the file. */
+  /** Reads the bytes from `begin` to before `end`, counted from the start of the file. */
   read(begin: number, end: number, signal?: AbortSignal): Promise<Uint8Array>;
 }
 
@@ -305,20 +307,20 @@ export interface OpenOptions extends
     ReadOptions,
     "fetch" | "headers" | "allowPrivateRedirects" | "firstBytes" | "timeout" | "retries" | "hub"
   > {
-  /** Ends the opening; later reads have signals of their own. */
+  /** Ends the opening. Later reads have signals of their own. */
   signal?: AbortSignal;
-  /** What errors call the file, in place of its address. */
+  /** The name of the file in errors, in place of its address. */
   name?: string;
-  /** The `version` of a source of the same file, which has to be met again. */
+  /** The `version` of a source of the same file. Opening fails if the file has another version. */
   version?: string | null;
 }
 
 /**
- * Opens a file. In Node, text without a scheme and `file:` URLs are paths of this machine: `openSource("m.safetensors")`.
- * The file is opened for each range, so that there is nothing to close. Other text is an address, which is opened by
- * one request; the answer has the size and the version of the file. Every later range is of that version, or a
- * `SafetensorError` with the code `changed`. The first bytes are kept, so that `readHeader` of the source makes no further
- * request if they hold the header. Memory is not copied and must not change.
+ * Opens a file. In Node, text without a scheme and `file:` URLs are paths: `openSource("m.safetensors")`. Each read
+ * opens the file, so there is nothing to close. Other text is an address, which takes one request: the answer has the
+ * size and the version of the file. Later reads return the same version, or throw a `SafetensorError` with the code
+ * `changed`. The first bytes are kept, so that `readHeader` needs no other request if they hold the header. Memory is
+ * not copied and must not change.
  */
 export declare function openSource(source: Bytes | Blob | URL | string, options?: OpenOptions): Promise<Source>;
 
@@ -328,12 +330,12 @@ export interface RangeOptions {
 }
 
 /**
- * The bytes from `begin` to before `end`, all of them, counted from the start of the file. `into` is memory of the
- * caller, `end - begin` bytes long, which is filled and given back: nothing of that size is made besides. After an
- * error it may hold a part of the range.
+ * Reads all bytes from `begin` to before `end`, counted from the start of the file. `into` is a buffer of `end - begin`
+ * bytes, which is filled and returned without another allocation of that size. After an error it may hold a part of the
+ * range.
  *
- * A range outside of the file, or `into` of another length, throws a `RangeError`; an address, a `TypeError`: it has to
- * be opened first, so that all ranges are of one version.
+ * A range outside the file, or `into` of another length, throws a `RangeError`. An address throws a `TypeError`: open
+ * it first, so that all ranges are of one version.
  */
 export declare function readRange(
   source: Source | Blob | Bytes,
@@ -349,9 +351,9 @@ export declare function readRange<Into extends Uint8Array>(
 ): Promise<Into>;
 
 /**
- * The same bytes in pieces of `pieceBytes` (3,145,728, a whole number of elements of every dtype), of which one is in
- * memory at a time: it is overwritten when the next one is asked for, unless its buffer was transferred. To leave the
- * loop ends the request.
+ * Reads the same bytes in pieces of `pieceBytes` (3,145,728, a whole number of elements of every dtype). Only one piece
+ * is in memory at a time: the next piece overwrites it, unless its buffer was transferred. Leaving the loop ends the
+ * request.
  */
 export declare function streamRange(
   source: Source | Blob | Bytes,
@@ -360,7 +362,10 @@ export declare function streamRange(
   options?: RangeOptions & { pieceBytes?: number },
 ): AsyncGenerator<Uint8Array, void, void>;
 
-/** What holds the elements of each dtype. Floats below 32 bits are exact in `Float32Array`; `C64` takes two places. */
+/**
+ * The array type for the elements of each dtype. Floats below 32 bits are exact in `Float32Array`. An element of `C64`
+ * takes two places.
+ */
 export interface Decoded {
   BOOL: Uint8Array;
   F4: Float32Array;
@@ -389,30 +394,30 @@ export interface Decoded {
 /** The class of each array in `Decoded`. */
 export declare const DECODED: ReadonlyMap<Dtype, new (places: number) => Decoded[Dtype]>;
 
-/** The dtypes of which a table holds the value of every bit pattern. */
+/** The dtypes with a table of the values of all bit patterns. */
 export type TableDtype = Extract<Dtype, `F4` | `F6_${string}` | `F8_${string}` | "F16" | "BF16">;
 
 /**
- * The value of each bit pattern: `valuesOf("F8_E4M3")[0x38]` is 1. Made once, and not to be written to. Any other dtype
- * throws a `RangeError`.
+ * Returns the value of each bit pattern: `valuesOf("F8_E4M3")[0x38]` is 1. Created once: do not write to it. Any other
+ * dtype throws a `RangeError`.
  */
 export declare function valuesOf(dtype: TableDtype): Float32Array;
 
 export interface DecodeOptions<Name extends Dtype> {
-  /** The first element that is decoded. 0. */
+  /** The first element to decode. 0. */
   first?: number;
-  /** Elements from one to the next, 1 or more. 1. */
+  /** The distance from one element to the next, 1 or more. 1. */
   step?: number;
-  /** How many elements; as many as there are. */
+  /** The number of elements. By default all. */
   count?: number;
-  /** An array with `count` places or more (`C64`: twice as many), which is filled from its start and given back. */
+  /** An array with at least `count` places (`C64`: twice as many), which is filled from its start and returned. */
   into?: Decoded[Name];
 }
 
 /**
- * The elements in `bytes`, which are whole ones as they lie in a file, at any address; or every `step`-th of them. What
- * comes back shares no memory with `bytes`. Bytes that end inside an element, elements that are not there and unknown
- * dtypes throw a `RangeError`.
+ * Decodes the elements in `bytes`, or every `step`-th of them. `bytes` holds whole elements as stored in a file, with
+ * any alignment. The result shares no memory with `bytes`. Bytes that end inside an element, elements out of range and
+ * unknown dtypes throw a `RangeError`.
  */
 export declare function decode<Name extends Dtype>(
   dtype: Name,
@@ -421,7 +426,7 @@ export declare function decode<Name extends Dtype>(
 ): Decoded[Name];
 
 export interface NewTensor {
-  /** Optional for a typed array, whose elements have one: `Float32Array` is `F32`, `Uint8Array` is `U8`. */
+  /** Optional for a typed array, whose type implies it: `Float32Array` is `F32`, `Uint8Array` is `U8`. */
   dtype?: Dtype;
   shape: readonly number[];
   /** The elements as the file stores them, little-endian and packed. */
@@ -429,9 +434,9 @@ export interface NewTensor {
 }
 
 /**
- * Returns the bytes of a `.safetensors` file as a stream: byte for byte the file that ingot writes in Python. One piece
- * of the data is in memory at a time. What no reader accepts throws a `SafetensorError` before the first byte; the
- * stream fails if a `Blob` or a stream of data has another length than its dtype and shape need.
+ * Returns the bytes of a `.safetensors` file as a stream: byte for byte the file that ingot writes in Python. Only one
+ * piece of the data is in memory at a time. A file that readers would reject throws a `SafetensorError` before the
+ * first byte. The stream fails if the length of a `Blob` or a stream of data does not match its dtype and shape.
  *
  * Entries of `metadata` that describe the tensors of another file, such as digests, are left out.
  */

@@ -1,4 +1,4 @@
-// All that programs import, by one name.
+// Everything that programs import.
 
 export { hubUrl } from "./src/address.js";
 export { decode, DECODED, valuesOf } from "./src/decode.js";

@@ -10,7 +10,7 @@ import torch
 
 def names(ours: list[str], theirs: list[str]) -> None:
     assert sorted(ours) == sorted(theirs), "the names differ"
-    assert len(set(ours)) == len(ours), "a name comes twice"
+    assert len(set(ours)) == len(ours), "a name occurs twice"
 
 
 def tensors(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:

@@ -5,8 +5,8 @@ import { narrow, utf8Text } from "./json.js";
 import { DTYPE_OF_BINTENSORS, headerTooLarge, MetadataBuilder, PREFIX_NBYTES, RawHeader, unknownDtype } from "./raw.js";
 
 /**
- * Limit for the entries, dimensions and metadata pairs of one header, in bytes of Rust's reader: five bytes of a file
- * are enough for an entry, so the length of the header alone does not bound memory.
+ * The largest estimated size of the parsed entries, dimensions and metadata pairs of one header, in bytes of the Rust
+ * reader. Five bytes of a file are enough for an entry, so the length of the header alone does not bound memory.
  */
 const ROOM_NBYTES = 100_000_000;
 const ENTRY_NBYTES = 32;
@@ -95,8 +95,10 @@ class BinaryHeaderReader {
     return number;
   }
 
-  /** Number of items that follow, each of at least `least` bytes. B3: they must fit, so a hostile count allocates
-   * nothing. */
+  /**
+   * The number of items that follow, each of at least `least` bytes. B3: they must fit into the rest of the header, so
+   * a hostile count allocates nothing.
+   */
   count(reading, least) {
     const begin = this.at;
     const count = this.number(reading);

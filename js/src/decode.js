@@ -37,15 +37,15 @@ const PLAIN = {
 const TABLE_BITS = { F8_E8M0: 8 };
 for (const [dtype, { exponent, mantissa }] of Object.entries(FLOATS)) TABLE_BITS[dtype] = 1 + exponent + mantissa;
 
-/** Created on first use: the two for 16 bits take 256 KiB each. */
+/** The tables, created on first use: the two tables for 16 bits take 256 KiB each. */
 const tables = new Map();
 
 /** @type {[string, any][]} */
 const byTable = Object.keys(TABLE_BITS).map((dtype) => [dtype, Float32Array]);
 
 /**
- * The type of array that `decode` returns for each dtype. An element takes one place in it; an element of `C64` takes
- * two, the real part first.
+ * The type of array that `decode` returns for each dtype. An element takes one place in the array. An element of `C64`
+ * takes two places, the real part first.
  *
  * @type {ReadonlyMap<any, any>}
  */

@@ -2,7 +2,7 @@
 
 // --- Names, made safe to print ---
 
-/** Characters of a name that `quoteName` shows: a header may hold a name of 100 MB, but no message should. */
+/** The number of characters of a name in a message: a header may hold a name of 100 MB. */
 const SHOWN_CHARS = 200;
 
 // Controls, and the characters that Unicode calls default ignorable: they reorder, join or hide the text around them.

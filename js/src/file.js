@@ -9,7 +9,7 @@ const OTHER_NAMES = [/\.safetensors\.index\.json$/, /\.(?:safetensors|bt)$/];
 /** Bytes per read: Node accepts less than 2 GiB. */
 const MOST_NBYTES = 1 << 30;
 
-// Not by `import`, so that browsers and bundlers do not try to resolve it.
+// No `import` statement, so that browsers and bundlers do not try to resolve the module.
 const node = (name) => globalThis.process.getBuiltinModule(`node:${name}`);
 
 /** Whether text or a URL is a path: in Node, text without a scheme, and `file:`. */
@@ -35,7 +35,7 @@ export async function statFile(path) {
 
 function stamped(found, path) {
   // Opening a FIFO would wait for its writer.
-  if (!found.isFile()) throw new Fault("read", null, "is no regular file").toError(path);
+  if (!found.isFile()) throw new Fault("read", null, "is not a regular file").toError(path);
   return { size: Number(found.size), version: `${found.dev}-${found.ino}-${found.size}-${found.mtimeNs}` };
 }
 

@@ -5,7 +5,7 @@ import { OPEN_BRACE } from "./json.js";
 
 /** Describes the format of a file that begins like this, with advice; null if the format is unknown. */
 function foreignKind(start) {
-  // A broken file of ours: a length below 4 GiB and then a brace. If the length is 640, it begins like a pickle.
+  // A broken file of our format: a length below 4 GiB and then a brace. If the length is 640, it begins like a pickle.
   if (start[8] === OPEN_BRACE && start.subarray(4, 8).every((byte) => byte === 0)) return null;
   const bytes = latin1(start);
   const text = bytes.replace(/^[ \t\n\f\r]+/, "").replace(/^\xef\xbb\xbf/, "");
@@ -41,7 +41,7 @@ const FOREIGN = [
   ["compressed with Zstandard — unpack it first", (bytes) => bytes.startsWith("\x28\xb5\x2f\xfd")],
   ["a PDF document", (bytes) => bytes.startsWith("%PDF-")],
   [
-    "nothing but zeros where it begins, as an interrupted copy or a full disk leaves it — fetch it again",
+    "only zeros at the start, as an interrupted copy or a full disk leaves it — fetch it again",
     (bytes) => /^\0{8,}$/.test(bytes),
   ],
   [

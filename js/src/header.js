@@ -1,10 +1,10 @@
 // Proves headers. The rules F1 to F12 and B1 to B4 are in FORMAT.md in ingot's repository. This reader accepts the same
 // files as ingot in Rust and Python, and rejects others with the same `code`. All three run the same test vectors.
 //
-// Sizes are numbers. The formats count in 64 bits and JavaScript in 53, so every size is read exactly, as a BigInt
-// where it must be, and the header is proven with these. After that numbers are enough: begin and end lie inside the
-// file, whose size is a safe integer, and a dimension of a tensor with elements divides a count that a double holds.
-// What is left is a dimension of an empty tensor; such a tensor has `exactShape` too.
+// Sizes are numbers. The formats have 64-bit sizes, but numbers are exact only to 53 bits. So every size is read
+// exactly, as a BigInt if necessary, and the proof uses the exact values. After the proof, numbers are enough: begin
+// and end lie inside the file, whose size is a safe integer, and every dimension of a tensor with elements divides a
+// count that a double holds. The exception is a dimension of an empty tensor, which therefore has `exactShape` too.
 
 import { parseBinaryHeader } from "./bintensors.js";
 import { Fault, leastName, naming, quoteName } from "./errors.js";
@@ -20,10 +20,10 @@ import { bytesOf } from "./source.js";
 /** Largest header, in bytes. safetensors and bintensors have the same limit, so this reader accepts their files. */
 export const MAX_HEADER_BYTES = 100_000_000;
 
-/** The same for a header that comes over a network, as the Hub's own readers have it. */
+/** The limit for a header that comes over a network, as in the Hub's own readers. */
 export const MAX_REMOTE_HEADER_BYTES = 25_000_000;
 
-/** Whatever the caller allows: engines hold no longer strings. */
+/** A limit above the caller's: JavaScript engines do not support longer strings. */
 const HEADER_CEILING = 500_000_000;
 
 // --- The proof ---
@@ -107,7 +107,7 @@ function proveRanges(tensors, dataSize) {
   }
   if (covered < dataSize) throw trailingBytes(covered, dataSize);
   if (covered > dataSize) throw truncated(tensors, covered, dataSize);
-  // Only now: the faults above print the exact dimensions.
+  // Converted only now, because the errors above print the exact dimensions.
   for (const tensor of tensors) narrowShape(tensor);
 }
 

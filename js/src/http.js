@@ -14,7 +14,7 @@ const TIMEOUT = 60_000;
 /** Retries of a request that failed for a temporary reason. */
 const RETRIES = 2;
 
-/** The options of requests, which every reader has. */
+/** The options of requests, shared by all readers. */
 export class Transport {
   constructor(options = {}) {
     this.fetch = options.fetch ?? ((url, request) => globalThis.fetch(url, request));
@@ -278,7 +278,7 @@ function redirectTarget(from, location) {
   try {
     to = new URL(location ?? "", from);
   } catch {
-    throw remoteFault("redirect-refused", `redirected to what is no URL: ${quoteName(String(location))}`);
+    throw remoteFault("redirect-refused", `redirected to an invalid URL: ${quoteName(String(location))}`);
   }
   if (location === null) throw remoteFault("redirect-refused", "redirected to nowhere");
   return to;
@@ -286,7 +286,7 @@ function redirectTarget(from, location) {
 
 /**
  * A server may redirect its clients, but not to a weaker protocol and not into a private network: a private host is
- * requested only if the caller has named it. That one host is private does not allow another.
+ * requested only if the caller has named that host.
  */
 function refuseRedirect(from, to, home, settings) {
   const isWeaker = to.protocol !== "https:" && !(to.protocol === "http:" && from.protocol === "http:");
@@ -386,7 +386,7 @@ async function onlyValue(response, name, each) {
   const [value = null, ...others] = response.headers.get(name)?.match(each) ?? [];
   if (others.some((other) => other !== value)) {
     await discard(response);
-    throw remoteFault("malformed-response", `the header ${name} stands in the answer twice, with two values`);
+    throw remoteFault("malformed-response", `the answer has the header ${name} twice, with two values`);
   }
   return value;
 }

@@ -13,7 +13,7 @@ export function narrow(big) {
 
 // --- Text ---
 
-// A byte order mark is part of the text, which is then no JSON.
+// A byte order mark is kept as text, which makes the JSON invalid.
 const STRICT_UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const ENCODER = new TextEncoder();
 
@@ -107,7 +107,7 @@ export class Json {
 
   invalid(reason) {
     const at = this.position + utf8Length(this.text.slice(0, this.at));
-    // A mistake of some writers, who pad like C strings.
+    // A mistake of some writers, which pad as in C strings.
     const isPadded = this.where === "header" && /\}\0+$/.test(this.text.slice(-64));
     const hint = isPadded ? " — the header is padded with NUL, not spaces" : "";
     return new Fault("invalid-json", this.rule, `invalid JSON in the ${this.where}: ${reason} at byte ${at}${hint}`);
@@ -196,7 +196,7 @@ export class Json {
   escape() {
     const letter = this.text[this.at + 1];
     if (letter === "u") return this.unicodeEscape();
-    if (!Object.hasOwn(ESCAPES, letter)) throw this.invalid("an escape that JSON has not");
+    if (!Object.hasOwn(ESCAPES, letter)) throw this.invalid("an escape that JSON does not have");
     this.at += 2;
     return ESCAPES[letter];
   }

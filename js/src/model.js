@@ -226,7 +226,7 @@ function configTooLarge(found) {
   return new Fault("config-too-large", null, reason, { expected: MAX_CONFIG_BYTES, found });
 }
 
-/** Parses the configuration in `bytes`, a file of another program, as that program does. */
+/** Parses the configuration in `bytes`, a file of another program, in the same way as that program. */
 function parseConfig(bytes) {
   let config;
   try {
@@ -234,7 +234,7 @@ function parseConfig(bytes) {
   } catch (error) {
     throw new Fault("invalid-config", null, `invalid JSON in the configuration: ${escapeName(error.message)}`);
   }
-  if (!isObject(config)) throw new Fault("invalid-config", null, "the configuration is no JSON object");
+  if (!isObject(config)) throw new Fault("invalid-config", null, "the configuration is not a JSON object");
   return config;
 }
 

@@ -78,7 +78,7 @@ export class MetadataBuilder {
 }
 
 export function duplicateMetadataKey(key, rule) {
-  return new Fault("duplicate-metadata-key", rule, `metadata key ${quoteName(key)}: it stands there twice`);
+  return new Fault("duplicate-metadata-key", rule, `metadata key ${quoteName(key)}: it occurs twice`);
 }
 
 export function unknownDtype(tensor, dtype) {

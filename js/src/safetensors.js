@@ -152,7 +152,7 @@ function invalidEntry(tensor, field, found) {
 }
 
 function duplicateField(tensor, field) {
-  return new Fault("duplicate-field", "F7", `field \`${field}\` stands there twice`, { tensor });
+  return new Fault("duplicate-field", "F7", `field \`${field}\` occurs twice`, { tensor });
 }
 
 function missingField(tensor, field) {

@@ -11,10 +11,10 @@ export const MAX_INDEX_BYTES = 250_000_000;
 /** I7. */
 const MAX_SHARDS = 100_000;
 
-/** I3. Largest value beside the weight map, in bytes. */
+/** I3. The largest value of another field, in bytes. */
 const MAX_VALUE_NBYTES = 4 << 20;
 
-/** An index that keeps rules I1 to I8. Its shards are not checked: `readModel` compares them. */
+/** An index that satisfies rules I1 to I8. Its shards are not checked: `readModel` compares them. */
 class ShardIndex {
   constructor(weightMap, shards, metadataText) {
     this.weightMap = weightMap;
@@ -73,7 +73,7 @@ class IndexReader {
 
   finish() {
     if (!this.fields.has("weight_map")) {
-      throw new Fault("missing-weight-map", "I5", "the index has no `weight_map`, which says where tensors are");
+      throw new Fault("missing-weight-map", "I5", "the index has no `weight_map`, which maps tensors to files");
     }
     refuseCollisions(this.shards);
     if (this.repeated.length > 0) throw this.tensorTwice();
@@ -86,13 +86,13 @@ class IndexReader {
     const first = this.tensors.get(tensor);
     const [, second] = this.repeated.find(([name]) => name === tensor);
     const where = first === second ? quoteName(first) : `${quoteName(first)} and in ${quoteName(second)}`;
-    return new Fault("duplicate-tensor", "I4", `it stands there twice, in ${where}`, { tensor });
+    return new Fault("duplicate-tensor", "I4", `it occurs twice, in ${where}`, { tensor });
   }
 
   /** I4. */
   once(field) {
     if (this.fields.has(field)) {
-      throw new Fault("duplicate-field", "I4", `field ${quoteName(field)} stands there twice`);
+      throw new Fault("duplicate-field", "I4", `field ${quoteName(field)} occurs twice`);
     }
   }
 
@@ -188,7 +188,7 @@ export function shardNameFault(shard) {
   if (shard === "") return "it is empty";
   if (shard.startsWith("/")) return "it is an absolute path";
   if (shard.startsWith("~")) return "it begins with `~`, which shells take for a home directory";
-  if (shard.includes("\\")) return "it has a backslash, which parts directories on Windows";
+  if (shard.includes("\\")) return "it has a backslash, which separates directories on Windows";
   if (shard.includes(":")) return "it has a colon, which names a drive or a stream on Windows";
   if (/\p{Cc}/u.test(shard)) return "it has a control character";
   // Limits of Linux for a path, and for a part of it, in bytes.
@@ -217,7 +217,7 @@ function refuseCollisions(shards) {
     const fold = Array.from(shard, (character) => character.toLowerCase()).join("");
     if (folded.has(fold)) {
       const [first, second] = [folded.get(fold), shard].map(quoteName);
-      throw new Fault("shard-collision", "I8", `files ${first} and ${second} are one where case does not count`);
+      throw new Fault("shard-collision", "I8", `files ${first} and ${second} are the same if case is ignored`);
     }
     folded.set(fold, shard);
   }

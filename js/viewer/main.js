@@ -21,7 +21,7 @@ const KEYS = {
   o: "overview",
   m: "file map",
   c: "comparison",
-  r: "quantised weights as stored, and as meant",
+  r: "quantised weights as stored, or dequantised",
   Esc: "cancel what runs, or leave the filter",
   "?": "these keys",
   "Arrows, Home, End": "move in the tree; letters go to the next row that begins so",

@@ -1,5 +1,5 @@
-// Decoded values of quantised weights: which tensors belong together, and how a part of them is decoded. Only the
-// visible part is read: rows of the packed weights, and of their scales.
+// Dequantises weights: which tensors belong together, and how a part of them is decoded. Only the visible part is read:
+// rows of the packed weights, and of their scales.
 
 /**
  * Finds the group of a tensor. A group has `kind`, the `shape` of the decoded values, its `parts`, and the settings

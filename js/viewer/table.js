@@ -7,7 +7,9 @@ export const DTYPE_NAMES = [...DTYPES.keys()];
 const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
 
 export class Table {
-  /** `format` is the original format of files that the page sees rewritten, so that byte positions in them are unknown.
+  /**
+   * `format` is the original format of files that were converted for the page. Byte positions in the original are
+   * unknown.
    */
   constructor(model, sources, label, { format = null, isServed = false, warnings = [] } = {}) {
     this.model = model;

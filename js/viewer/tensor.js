@@ -79,10 +79,10 @@ function meantCard({ meant, state }) {
       `${meant.kind}: stands for ${shapeText(meant)} numbers with ${
         meant.parts.map(({ name }) => escapeName(name)).join(", ")
       }. `,
-      isRaw ? "Shown as it is stored." : "Shown as what it means.",
+      isRaw ? "Shown as it is stored." : "Shown dequantised.",
     ),
     button(
-      isRaw ? "Show what it means" : "Show as it is stored",
+      isRaw ? "Show dequantised" : "Show as it is stored",
       () => state.set({ q: isRaw ? null : "raw", s: null, w: null }),
       { "aria-keyshortcuts": "r" },
     ),
@@ -123,7 +123,7 @@ function statistics(context) {
     return h(
       "p",
       {},
-      "Statistics are those of the numbers as they are stored: show the tensor so. The picture and the values show what it means.",
+      "The statistics are of the stored numbers. The picture and the values are dequantised. Show the tensor as it is stored to see its statistics.",
     );
   }
   const place = h("div", {});

@@ -138,7 +138,7 @@ def test_commands_name_their_options(file: Path, tmp_path: Path, capsys: pytest.
             ["split", file, tmp_path / "x", "--max-shard-size", "1 apple"],
             "--max-shard-size '1 apple' is no size",
         ),
-        (["verify", file, "--expected-sha256", "x"], "--expected-sha256 `x` is no SHA-256"),
+        (["verify", file, "--expected-sha256", "x"], "--expected-sha256 `x` is not a SHA-256"),
     ):
         assert run([str(word) for word in typed]) != 0
         told = capsys.readouterr().err

@@ -254,7 +254,7 @@ def test_broken_record_has_no_aliases_and_is_named_by_reads(tmp_path: Path, leni
         assert "x" not in file
         assert file.get("x", default=3) == 3
         assert bytes(file.get_tensor("a")) == b"ab"
-        with pytest.raises(ingot.SafetensorError, match=r"`ingot.shared` is no record"):
+        with pytest.raises(ingot.SafetensorError, match=r"`ingot.shared` is not a record"):
             file.get_tensor("x")
 
 

@@ -63,7 +63,7 @@ def read_only() -> numpy.ndarray:
 # What is given as four elements of a dtype, and why it is refused. Those that are too narrow would be written
 # past their end, which here is memory of ours too.
 REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
-    "on a device": ("F32", lambda: shown(device_type=2), "not in the memory of the CPU"),
+    "on a device": ("F32", lambda: shown(device_type=2), "not in CPU memory"),
     "without memory": ("F32", lambda: shown(data=None), "has no memory"),
     "of narrower elements": ("F64", shown, "another size: expected 8 bytes, found 4"),
     "a buffer of narrower elements": (

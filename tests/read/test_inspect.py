@@ -213,7 +213,7 @@ def test_inspect_takes_a_configuration(tmp_path: Path) -> None:
         ("{", "is no JSON: "),
         ("\udcff", "is no JSON: "),
         ("[" * 100_000, "is no JSON: "),
-        ("[]", "is no JSON object: found list"),
+        ("[]", "is not a JSON object: found list"),
         (" " * 10_000_001, "is too large: expected at most 10000000 bytes"),
     ],
     ids=["cut", "no text", "deep", "a list", "large"],
@@ -235,7 +235,7 @@ def test_inspect_rejects_an_unreadable_configuration(tmp_path: Path, content: st
 def test_inspect_does_not_wait_for_a_fifo_configuration(tmp_path: Path) -> None:
     path = a_model(tmp_path, "a.weight")
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(ingot.CheckpointError, match="is no regular file"):
+    with pytest.raises(ingot.CheckpointError, match="is not a regular file"):
         ingot.inspect(path)
 
 

@@ -66,7 +66,7 @@ def test_info_is_pickled_copied_and_printed(protocol: int) -> None:
 
 
 def test_info_rejects_impossible_values() -> None:
-    with pytest.raises(ValueError, match="end 1 lies before begin 2"):
+    with pytest.raises(ValueError, match="end 1 is before begin 2"):
         TensorInfo("w", "F32", [], 2, 1)
     with pytest.raises(OverflowError, match="too many elements"):
         TensorInfo("w", "F32", [2**40, 2**40], 0, 0)

@@ -246,7 +246,7 @@ def test_verify_names_a_truncated_file(tmp_path: Path, tensors: dict[str, torch.
         ('{"algorithm":"blake3","tensors":{"a":"00"}}', "tensor `a`: `00` is not a digest of blake3"),
         (
             '{"algorithm":"xxh3","tensors":{"a":"0000000000000000","\\u0061":"0000000000000000"}}',
-            "comes twice",
+            "occurs twice",
         ),
         ("[" * 200_000, "expected an object"),
         ('{"x":' + "[" * 200_000, "EOF"),

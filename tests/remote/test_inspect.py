@@ -243,12 +243,12 @@ def test_inspect_rejects_an_invalid_document(hub: Hub, document: bytes) -> None:
 
 def test_inspect_rejects_an_unreadable_configuration_without_secrets(hub: Hub) -> None:
     hub.files["config.json"] = b"[]"
-    with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
+    with pytest.raises(ingot.CheckpointError, match="is not a JSON object") as caught:
         ingot.inspect(f"hf://me/gpt/{INDEX}")
     assert str(caught.value).startswith("hf://me/gpt/config.json: ")
     hub.files |= files_of(SINGLE[0])
     url = hub.other.url("/plain/model.safetensors?signature=x").replace("//", "//me:pass@")
-    with pytest.raises(ingot.CheckpointError, match="is no JSON object") as caught:
+    with pytest.raises(ingot.CheckpointError, match="is not a JSON object") as caught:
         ingot.inspect(url)
     assert str(caught.value).startswith(hub.other.url("/plain/config.json?…: "))
     hub.files["config.json"] = b" " * 10_000_001

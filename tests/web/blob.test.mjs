@@ -93,5 +93,5 @@ test("an index is read from a file, too", async () => {
   const index = await readIndex(new File(['{"weight_map":{"a":"a.safetensors"}}'], "i.json"));
   assert.deepEqual(index.shards, ["a.safetensors"]);
   const error = await errorOf(() => readIndex(new File(["{}"], "i.json")));
-  assert.equal(error.message, "i.json: the index has no `weight_map`, which says where tensors are");
+  assert.equal(error.message, "i.json: the index has no `weight_map`, which maps tensors to files");
 });

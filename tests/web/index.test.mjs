@@ -33,7 +33,7 @@ test("messages say what ingot's say", async () => {
   );
   assert.equal(
     await message('{"weight_map": {"wte": "a.safetensors", "wte": "b.safetensors"}}'),
-    "tensor `wte`: it stands there twice, in `a.safetensors` and in `b.safetensors`",
+    "tensor `wte`: it occurs twice, in `a.safetensors` and in `b.safetensors`",
   );
   const array = "field `metadata`: expected an object, found an array";
   assert.equal(await message('{"metadata":[],"weight_map":{}}'), array);

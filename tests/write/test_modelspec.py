@@ -149,7 +149,7 @@ def test_verify_rejects_a_wrong_modelspec_hash(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.tensor) == ("digest-mismatch", None)
     ingot.update_metadata(path, {"modelspec.hash_sha256": "unknown"})
     assert not ingot.verify(path, raises=False).ok
-    with pytest.raises(ingot.IntegrityError, match="is no SHA-256"):
+    with pytest.raises(ingot.IntegrityError, match="is not a SHA-256"):
         ingot.numpy.load_file(path, verify=True)
 
 

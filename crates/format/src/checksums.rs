@@ -17,7 +17,7 @@ pub const CHECKSUMS_KEY: &str = "ingot.checksums";
 pub const MODEL_SPEC_KEY: &str = "modelspec.hash_sha256";
 
 /// A record of digests: the algorithm's name and one digest per tensor. Neither the algorithm nor the form of a digest
-/// is checked here; that is left to the code that computes digests.
+/// is checked here; the code that computes digests does that.
 ///
 /// ```
 /// use ingot_format::Checksums;
@@ -34,7 +34,7 @@ pub struct Checksums<'a> {
     digests: Vec<(Cow<'a, str>, Cow<'a, str>)>,
 }
 
-/// Why a text is not such a record.
+/// The reason why a text is not a record of digests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChecksumsError {
     reason: String,
@@ -44,7 +44,7 @@ impl fmt::Display for ChecksumsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "metadata {} is no record of checksums: {}",
+            "metadata {} is not a record of checksums: {}",
             Quoted(CHECKSUMS_KEY),
             self.reason
         )
@@ -76,7 +76,7 @@ impl<'a> Checksums<'a> {
     /// Reads a record.
     ///
     /// # Errors
-    /// If the text is not JSON of this form, or has a name twice, also by way of an escape.
+    /// If the text is not JSON of this form, or has a name twice, even if one is escaped.
     pub fn parse(text: &'a str) -> Result<Checksums<'a>, ChecksumsError> {
         let mut json = serde_json::Deserializer::from_str(text);
         json.deserialize_map(ChecksumsVisitor)
@@ -91,7 +91,7 @@ impl<'a> Checksums<'a> {
         self.digests.sort_by(|a, b| a.0.cmp(&b.0));
         match self.digests.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             Some(pair) => Err(ChecksumsError {
-                reason: alloc::format!("the name {} comes twice", Quoted(&pair[0].0)),
+                reason: alloc::format!("the name {} occurs twice", Quoted(&pair[0].0)),
             }),
             None => Ok(self),
         }
@@ -159,7 +159,7 @@ impl<'de> Visitor<'de> for ChecksumsVisitor {
                 }
             };
             if twice {
-                return Err(Error::custom(format_args!("{} comes twice", Quoted(&member))));
+                return Err(Error::custom(format_args!("{} occurs twice", Quoted(&member))));
             }
         }
         match (algorithm, digests) {
@@ -244,11 +244,11 @@ mod tests {
             (r#"{"algorithm":"a","tensors":{"x":1}}"#, "expected a string"),
             (
                 r#"{"algorithm":"a","algorithm":"a","tensors":{}}"#,
-                "`algorithm` comes twice",
+                "`algorithm` occurs twice",
             ),
             (
                 r#"{"algorithm":"a","tensors":{"a":"1","\u0061":"2"}}"#,
-                "the name `a` comes twice",
+                "the name `a` occurs twice",
             ),
             (r#"{"algorithm":"a","tensors":{}} x"#, "trailing characters"),
         ] {

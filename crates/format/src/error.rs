@@ -408,9 +408,9 @@ impl fmt::Display for FormatError {
             }
             FormatError::DuplicateTensor { .. } => f.write_str("two tensors have this name"),
             FormatError::DuplicateMetadataKey { key } => {
-                write!(f, "metadata key {}: it stands there twice", Quoted(key))
+                write!(f, "metadata key {}: it occurs twice", Quoted(key))
             }
-            FormatError::DuplicateField { field, .. } => write!(f, "field `{field}` stands there twice"),
+            FormatError::DuplicateField { field, .. } => write!(f, "field `{field}` occurs twice"),
             FormatError::InvalidEntry {
                 field: "",
                 expected,

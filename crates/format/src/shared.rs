@@ -171,7 +171,7 @@ impl fmt::Display for SharedError {
             ),
             None => write!(
                 f,
-                "metadata {} is no record of shared tensors: {}",
+                "metadata {} is not a record of shared tensors: {}",
                 Quoted(SHARED_KEY),
                 self.reason
             ),
@@ -200,7 +200,7 @@ pub fn parse_shared(text: &str) -> Result<Vec<SharedName>, SharedError> {
     match names.windows(2).find(|pair| pair[0].name == pair[1].name) {
         Some(pair) => Err(SharedError {
             tensor: None,
-            reason: alloc::format!("the name {} comes twice", Quoted(&pair[0].name)),
+            reason: alloc::format!("the name {} occurs twice", Quoted(&pair[0].name)),
         }),
         None => Ok(names),
     }
@@ -300,7 +300,7 @@ impl<'de> Deserialize<'de> for StoredPart {
                         }
                     };
                     if twice {
-                        return Err(Error::custom(format_args!("{} comes twice", Quoted(&member))));
+                        return Err(Error::custom(format_args!("{} occurs twice", Quoted(&member))));
                     }
                 }
                 let part = match (shape, stride, begin) {

@@ -96,7 +96,7 @@ impl Foreign {
             Foreign::Zstd => "compressed with Zstandard — unpack it first",
             Foreign::Pdf => "a PDF document",
             Foreign::Zeros => {
-                "nothing but zeros where it begins, as an interrupted copy or a full disk leaves it — fetch it again"
+                "only zeros at the start, as an interrupted copy or a full disk leaves it — fetch it again"
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use ingot_format::{Dtype, Entry, Format, FormatError, Header, Layout, Limits, Spec, layout, to_u64};
 
-/// A file around `header`, its length rightly given.
+/// Returns a file with `header` and the correct length.
 fn file(header: &[u8], data: &[u8]) -> Vec<u8> {
     [&to_u64(header.len()).to_le_bytes()[..], header, data].concat()
 }
@@ -27,7 +27,7 @@ fn specs(header: &Header) -> Vec<Spec<'_>> {
         .collect()
 }
 
-/// Lays out anew what `header` holds.
+/// Lays out the contents of `header` again.
 fn again(header: &Header) -> Layout {
     let pairs: Option<Vec<_>> = header.metadata().map(|metadata| metadata.iter().collect());
     layout(&specs(header), pairs.as_deref(), Format::Bintensors).unwrap()
@@ -86,7 +86,7 @@ fn a_file_from_bintensors_comes_back_byte_for_byte() {
     assert_eq!(parsed.get("größe.重み.🦀").unwrap().dtype, Dtype::BF16);
     let new = again(&parsed);
     assert_eq!(new.head, file[..new.head.len()]);
-    // In the order of the caller or any other, the file is the same.
+    // The file is the same in any order of the caller.
     let mut specs = specs(&parsed);
     specs.reverse();
     let pairs = [("format", "pt"), ("b", ""), ("a", "é\n"), ("", "x")];
@@ -135,7 +135,7 @@ fn says_where_it_ends_counted_from_the_start_of_the_file() {
     assert_eq!(fault(b"\x01\x02\x01k\x01", 0), end(9, "metadata count"));
 }
 
-/// Were one believed, it would take all memory.
+/// Trusting such a number would take all memory.
 #[test]
 fn rejects_counts_that_the_header_cannot_hold() {
     let huge = b"\xfd\xff\xff\xff\xff\xff\xff\xff\xff";
@@ -244,7 +244,7 @@ fn rejects_text_that_is_not_utf8() {
             "{header:?}"
         );
     }
-    // A character cut in two is no text, even where its halves lie in neighbouring names.
+    // A character cut in two is not text, even if its halves are in adjacent names.
     let header = b"\x00\x02\x01\xc3\x01\x00\x00\x01\x01\xa9\x01\x00\x01\x02";
     assert_eq!(fault(header, 2), FormatError::InvalidUtf8 { position: 11 });
 }

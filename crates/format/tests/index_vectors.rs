@@ -117,7 +117,7 @@ fn a_refusal_is_one_line_that_names_the_tensor_and_can_be_printed() {
     let twice = br#"{"weight_map": {"wte": "a.safetensors", "wte": "b.safetensors"}}"#;
     assert_eq!(
         ShardIndex::parse(twice).unwrap_err().to_string(),
-        "tensor `wte`: it stands there twice, in `a.safetensors` and in `b.safetensors`"
+        "tensor `wte`: it occurs twice, in `a.safetensors` and in `b.safetensors`"
     );
 }
 

@@ -1,5 +1,5 @@
-//! The tests of what callers see, a file for each subject, and one program for all, since each more takes seconds to build.
-//! `memory.rs` has its own, with an allocator that counts.
+//! The tests of the public behaviour, one file for each subject, in one program, since each program takes seconds to
+//! build. `memory.rs` is a program of its own, with a counting allocator.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

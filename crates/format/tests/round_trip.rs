@@ -52,7 +52,7 @@ proptest! {
             pairs
         );
 
-        // Each tensor once, each where the one before it ends, up to the end of the file.
+        // Each tensor occurs once and begins at the end of the previous one, up to the end of the file.
         prop_assert_eq!(new.order.iter().collect::<BTreeSet<_>>().len(), specs.len());
         prop_assert_eq!(entries.len(), specs.len());
         let mut covered = 0;
@@ -61,7 +61,7 @@ proptest! {
             prop_assert_eq!((entry.name, entry.dtype, entry.shape), (spec.name, spec.dtype, spec.shape));
             prop_assert_eq!(entry.begin, covered);
             prop_assert_eq!(Ok(entry.nbytes()), nbytes(spec.dtype, spec.shape));
-            // Wide elements come first, so that all lie aligned in a mapped file.
+            // Wide elements come first, so that all are aligned in a mapped file.
             prop_assert!(entry.nbytes() == 0 || entry.begin % (spec.dtype.bits() / 8) == 0);
             covered = entry.end;
         }

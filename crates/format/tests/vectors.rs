@@ -10,7 +10,7 @@ use toml::{Table, Value};
 const FORMAT_MD: &str = include_str!("../FORMAT.md");
 const ERROR_RS: &str = include_str!("../src/error.rs");
 
-/// The tables of this kind in all files, each with the place where it stands.
+/// The tables of this kind in all files, each with its location.
 fn tables(kind: &str) -> Vec<(String, Table)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors");
     let mut paths: Vec<_> = fs::read_dir(folder)
@@ -111,7 +111,7 @@ fn format(case: &Table) -> Format {
     }
 }
 
-/// What the header is found to say, as a vector says it: the code of the fault, or the header.
+/// The outcome in the form of a vector: the code of the fault, or the header.
 fn verdict(case: &Table, leniency: Leniency) -> Result<Header, &'static str> {
     let mut limits = Limits {
         leniency,
@@ -197,13 +197,13 @@ fn expected_metadata(case: &Table) -> Option<BTreeMap<&str, &str>> {
     )
 }
 
-/// What is wrong with the verdict on a case, if something is.
+/// Returns the difference from the expected outcome, if there is one.
 fn disagreement(case: &Table) -> Option<String> {
     let expect = text(case, "expect").unwrap();
     let header = match (expect, verdict(case, Leniency::Accept)) {
         ("accept", Ok(header)) => header,
         ("reject", Err(code)) if Some(code) == text(case, "code") => {
-            // A strict reader names the same rule, unless it comes across something unusual first.
+            // A strict reader reports the same rule, unless it finds a harmless deviation first.
             let strict = verdict(case, Leniency::Refuse).err();
             return (strict != Some(code)).then(|| format!("strict: {strict:?}"));
         }
@@ -287,7 +287,7 @@ fn every_vector_has_a_name_of_its_own_and_known_keys() {
     }
 }
 
-/// What a vector asks a writer for.
+/// The request of a vector to a writer.
 struct Writing<'a> {
     shapes: Vec<Vec<u64>>,
     names: Vec<(&'a str, Dtype)>,
@@ -380,7 +380,7 @@ fn rules() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
             .rsplit_once("→")
             .unwrap_or_else(|| panic!("{number} names no code"));
         if number.starts_with('I') {
-            // Those of an index have vectors of their own, in tests/index_vectors.rs.
+            // The rules of an index have vectors of their own, in tests/index_vectors.rs.
             continue;
         }
         let codes = codes.split('`').skip(1).step_by(2).collect();
@@ -456,7 +456,7 @@ fn every_code_appears_in_a_vector() {
         found.extend(text(&case, "code").map(str::to_owned));
         found.extend((text(&case, "strict") == Some("reject")).then(|| "not-strict".to_owned()));
     }
-    // Faults of a caller or of the system, not of a file: the tests beside the code that finds them have these.
+    // Faults of a caller or of the system, not of a file: tests beside the code that detects them cover these.
     let elsewhere = [
         "io",
         "no-room",

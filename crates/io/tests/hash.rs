@@ -162,7 +162,7 @@ fn a_file_that_keeps_no_digests_is_not_vouched_for() {
 fn a_record_that_cannot_be_used_is_an_error() {
     let tensor = TensorView::new(Dtype::U8, vec![3], b"abc").unwrap();
     for (record, words) in [
-        ("no JSON", "is no record of checksums"),
+        ("no JSON", "is not a record of checksums"),
         (r#"{"algorithm":"md4","tensors":{}}"#, "unknown algorithm `md4`"),
         (
             r#"{"algorithm":"xxh3","tensors":{"a":"00"}}"#,

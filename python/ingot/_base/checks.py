@@ -382,7 +382,7 @@ def checked_sha256(digest: str | None) -> str | None:
         raise TypeError(f"expected_sha256 must be a str or None, found {type(digest).__name__}")
     digits = digest.removeprefix("0x")
     if len(digits) != 64 or set(digits) - _HEX_DIGITS:
-        message = f"expected_sha256 {_quoted(digest)} is no SHA-256: expected 64 hexadecimal digits"
+        message = f"expected_sha256 {_quoted(digest)} is not a SHA-256: expected 64 hexadecimal digits"
         raise OptionError(message, code="invalid-sha256", expected="64 hexadecimal digits", found=digest)
     return digest
 

@@ -174,7 +174,7 @@ def inspect(
     OSError, HeaderError, CheckpointError, StorageError
         As `ingot.open` does.
     CheckpointError
-        ``config.json`` is no JSON object, or has more than 10 MB; a `StorageError` if it is remote.
+        ``config.json`` is not a JSON object, or has more than 10 MB; a `StorageError` if it is remote.
     OptionError
         `count` is not one of the choices.
     TypeError
@@ -357,7 +357,7 @@ def config_beside(
     path = os.path.join(os.path.dirname(path), CONFIG)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise _unusable(path, "is no regular file")
+            raise _unusable(path, "is not a regular file")
         with open(path, "rb", opener=_without_waiting) as file:
             return ConfigFile(path, file.read(CONFIG_NBYTES + 1))
     except FileNotFoundError:
@@ -381,7 +381,7 @@ def _parsed(file: ConfigFile | None) -> Config | None:
     except (ValueError, RecursionError) as fault:
         raise _unusable(path, f"is no JSON: {_escaped(str(fault))}") from fault
     if not isinstance(config, dict):
-        raise _unusable(path, f"is no JSON object: found {type(config).__name__}")
+        raise _unusable(path, f"is not a JSON object: found {type(config).__name__}")
     return config
 
 

@@ -67,7 +67,7 @@ class LocalFile:
         with os.fdopen(os.open(self._path, _OPENING), "rb", buffering=0) as stream:
             file = OpenLocalFile(self.name, stream)
             if not S_ISREG(file.facts.st_mode):
-                raise CheckpointError(f"{_escaped(self._path)}: is no regular file", path=self._path)
+                raise CheckpointError(f"{_escaped(self._path)}: is not a regular file", path=self._path)
             if self._identity not in (None, file.identity):
                 why = "the file was replaced — start the viewer again to see the new one"
                 raise StorageError(f"{_escaped(self._path)}: {why}", code="changed", path=self._path)

@@ -64,7 +64,7 @@ def update_metadata(
     HeaderError
         The file breaks a rule of its format.
     SafetensorError
-        ``ingot.shared`` in `set` is no record of names that share tensors of this file (``code`` is
+        ``ingot.shared`` in `set` is not a record of names that share tensors of this file (``code`` is
         ``"invalid-alias"``). Nothing was touched.
     SaveError
         The header would be longer than 100,000,000 bytes. Nothing was touched.

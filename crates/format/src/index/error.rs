@@ -174,21 +174,21 @@ impl fmt::Display for IndexError {
                 "field {}: value too large: expected at most {limit} bytes",
                 Quoted(field)
             ),
-            IndexError::DuplicateField { field } => write!(f, "field {} stands there twice", Quoted(field)),
+            IndexError::DuplicateField { field } => write!(f, "field {} occurs twice", Quoted(field)),
             IndexError::DuplicateMetadataKey { key } => {
-                write!(f, "metadata key {}: it stands there twice", Quoted(key))
+                write!(f, "metadata key {}: it occurs twice", Quoted(key))
             }
             IndexError::DuplicateTensor { shards, .. } if shards.0 == shards.1 => {
-                write!(f, "it stands there twice, in {}", Quoted(&shards.0))
+                write!(f, "it occurs twice, in {}", Quoted(&shards.0))
             }
             IndexError::DuplicateTensor { shards, .. } => write!(
                 f,
-                "it stands there twice, in {} and in {}",
+                "it occurs twice, in {} and in {}",
                 Quoted(&shards.0),
                 Quoted(&shards.1)
             ),
             IndexError::MissingWeightMap => {
-                f.write_str("the index has no `weight_map`, which says where tensors are")
+                f.write_str("the index has no `weight_map`, which maps tensors to files")
             }
             IndexError::InvalidField { field, found } => {
                 write!(f, "field `{field}`: expected an object, found {found}")
@@ -205,7 +205,7 @@ impl fmt::Display for IndexError {
             }
             IndexError::ShardCollision { shards } => write!(
                 f,
-                "files {} and {} are one where case does not count",
+                "files {} and {} are the same if case is ignored",
                 Quoted(&shards.0),
                 Quoted(&shards.1)
             ),
@@ -245,7 +245,7 @@ impl ShardNameFault {
             ShardNameFault::Home => "it begins with `~`, which shells take for a home directory",
             ShardNameFault::Parent => "it has a part `.` or `..`",
             ShardNameFault::EmptyPart => "it has an empty part",
-            ShardNameFault::Backslash => "it has a backslash, which parts directories on Windows",
+            ShardNameFault::Backslash => "it has a backslash, which separates directories on Windows",
             ShardNameFault::Colon => "it has a colon, which names a drive or a stream on Windows",
             ShardNameFault::Control => "it has a control character",
             ShardNameFault::Device => "it is the name of a device on Windows",
@@ -273,13 +273,10 @@ mod tests {
             tensor: "a".to_string(),
             shards: (first.to_string(), second.to_string()),
         };
-        assert_eq!(
-            twice("x", "x").to_string(),
-            "tensor `a`: it stands there twice, in `x`"
-        );
+        assert_eq!(twice("x", "x").to_string(), "tensor `a`: it occurs twice, in `x`");
         assert_eq!(
             twice("x", "y").to_string(),
-            "tensor `a`: it stands there twice, in `x` and in `y`"
+            "tensor `a`: it occurs twice, in `x` and in `y`"
         );
     }
 

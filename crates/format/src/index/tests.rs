@@ -6,7 +6,7 @@ use alloc::vec;
 use proptest::prelude::*;
 use serde_json::Value as Json;
 
-/// What an index says, by a reader that knows no rules.
+/// The contents of an index, by a reader without rules.
 fn naive(text: &str) -> Option<BTreeMap<String, String>> {
     let json: Json = serde_json::from_str(text).ok()?;
     let map = json.get("weight_map")?.as_object()?;
@@ -22,7 +22,7 @@ fn said(index: &ShardIndex) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Read through a window of `width` bytes, which grows where one item is longer.
+/// Read through a window of `width` bytes, which grows if an item is longer.
 fn through_window(text: &[u8], mut width: usize) -> Result<ShardIndex, IndexError> {
     let mut reader = IndexReader::new(to_u64(text.len()))?;
     let mut at = 0;
@@ -39,7 +39,7 @@ fn quoted(text: &str) -> String {
     serde_json::to_string(text).unwrap()
 }
 
-/// Texts near to real indexes: names with escapes, white space of all kinds, fields of all kinds.
+/// Texts similar to real indexes: names with escapes, white space of all kinds, fields of all kinds.
 fn text() -> impl Strategy<Value = String> {
     let space = "[ \n\r\t]{0,3}";
     let name = prop_oneof![4 => "[a-d.]{0,4}".prop_map(|name| quoted(&name)), 1 => "\\PC{0,6}".prop_map(|name| quoted(&name)),
@@ -180,7 +180,7 @@ fn rejects_truncated_text_with_its_last_piece() {
     let mut reader = IndexReader::new(to_u64(text.len())).unwrap();
     let fault = reader.feed(text).unwrap_err();
     assert_eq!(fault.code(), "invalid-json");
-    // Where more is to come it is no fault.
+    // If more text follows, it is not a fault.
     let mut reader = IndexReader::new(to_u64(text.len()) + 1).unwrap();
     assert!(reader.feed(text).is_ok());
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with an index.
+//! Faults of an index.
 
 use alloc::vec::Vec;
 use core::fmt;
@@ -20,7 +20,7 @@ use crate::quoted::Shape;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SelectionError {
-    /// The index speaks of more dimensions than there are.
+    /// The index has more dimensions than the tensor.
     TooManyIndices {
         /// Dimensions of the tensor.
         rank: usize,
@@ -33,17 +33,17 @@ pub enum SelectionError {
         axis: usize,
         /// Its size.
         size: u64,
-        /// The int, as it was given.
+        /// The int in the index.
         index: i64,
     },
-    /// A slice goes backwards.
+    /// A slice has a negative step.
     NegativeStep {
         /// The dimension, counted from 0.
         axis: usize,
         /// The step.
         step: i64,
     },
-    /// A slice stands still.
+    /// A slice has a step of 0.
     ZeroStep {
         /// The dimension, counted from 0.
         axis: usize,
@@ -52,9 +52,9 @@ pub enum SelectionError {
     TwoEllipses,
     /// The index has more than one list.
     TwoLists,
-    /// A list and an int have something else between them, and numpy and PyTorch differ in what that means.
+    /// Another index separates a list from an int, and NumPy and PyTorch interpret this differently.
     SeparatedList,
-    /// A list has more places than there is memory for.
+    /// A list has more indices than fit into memory.
     TooManyPlaces {
         /// Their number.
         found: u64,
@@ -74,7 +74,7 @@ pub enum SelectionError {
         dtype: Dtype,
         /// Shape of the tensor, or of the result.
         shape: Vec<u64>,
-        /// Why not.
+        /// The reason.
         reason: ExtentError,
     },
 }

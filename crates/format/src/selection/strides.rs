@@ -35,8 +35,8 @@ impl Strides {
         Strides::of(shape, None, index)
     }
 
-    /// As [`Strides::new`], for a tensor whose elements are `strides` apart along each dimension if there are any. They
-    /// must be those of a tensor that [`Selection::strided`](super::Selection::strided) accepts.
+    /// As [`Strides::new`], for a tensor with these `strides` along each dimension, if given. They must be strides that
+    /// [`Selection::strided`](super::Selection::strided) accepts.
     ///
     /// # Errors
     /// If the index does not fit the shape.
@@ -59,7 +59,7 @@ impl Strides {
             let Taken::Even { start, count, step } = *taken else {
                 return Ok(None);
             };
-            // For a single turn the step may exceed the dimension, and the product overflow.
+            // With a single turn, the step may exceed the dimension, so the product may overflow.
             let stride = if count > 1 { step * unit } else { 0 };
             begin += start * unit;
             end += start * unit + (count - 1) * stride;

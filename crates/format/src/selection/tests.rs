@@ -99,7 +99,7 @@ fn an_int_out_of_range_is_named_with_its_dimension() {
             "index-out-of-range"
         );
     }
-    // Also where nothing would be read.
+    // Even if nothing would be read.
     assert_eq!(
         code(Dtype::U8, &[0, 5], &[Index::WHOLE, Index::At(5)]),
         "index-out-of-range"
@@ -206,7 +206,7 @@ fn a_range_of_a_list_is_not_written_out() {
     ] {
         assert_eq!(runs(Dtype::U8, &huge, &[Index::Pick(list)]), expected);
     }
-    // What is empty takes no memory, however many places it has.
+    // An empty list takes no memory, however many indices it has.
     for list in [vec![range(-1, HALF, -1)], vec![range(0, HALF, 1), range(0, 9, 1)]] {
         let selection = Selection::new(Dtype::U8, &[HALF, 0], &[Index::Pick(list)]).unwrap();
         assert_eq!(selection.runs().next(), None);
@@ -319,14 +319,14 @@ fn no_size_overflows() {
     assert_eq!(code(Dtype::F4, &[3], &[]), "partial-byte");
 }
 
-/// What an index takes, by the slow and obvious way.
+/// The selection of an index, computed the slow and naive way.
 struct Naive {
     shape: Vec<u64>,
     /// Numbers of the elements, in the order of the result.
     elements: Vec<u64>,
 }
 
-/// Numpy's rules, one element after the other. `None` where numpy or we refuse the index.
+/// NumPy's rules, one element after the other. `None` if NumPy or this crate rejects the index.
 fn naive_select(shape: &[u64], index: &[Index]) -> Option<Naive> {
     let used = index
         .iter()
@@ -407,7 +407,7 @@ fn naive_select(shape: &[u64], index: &[Index]) -> Option<Naive> {
     })
 }
 
-/// The dimension of the result in which the list ends up, in numpy or in PyTorch.
+/// The dimension of the result in which the list ends up, in NumPy or in PyTorch.
 fn naive_list_dimension(parts: &[Index], spread: &[Index], numpy: bool) -> Option<usize> {
     let list = spread.iter().position(|part| matches!(part, Index::Pick(_)))?;
     let fancy: Vec<usize> = (0..parts.len())
@@ -420,7 +420,7 @@ fn naive_list_dimension(parts: &[Index], spread: &[Index], numpy: bool) -> Optio
     Some(before.filter(|part| !matches!(part, Index::At(_))).count())
 }
 
-/// The elements as runs of bits, merged where they touch.
+/// The elements as runs of bits, merged if they are adjacent.
 fn naive_runs(elements: &[u64], bits: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for begin in elements.iter().map(|element| element * bits) {
@@ -437,7 +437,7 @@ fn shapes() -> impl Strategy<Value = Vec<u64>> {
     prop::collection::vec(dim, 0..=4)
 }
 
-/// A part of an index that often fits a dimension of `dim`.
+/// A part of an index that usually fits a dimension of `dim`.
 fn part(dim: u64) -> BoxedStrategy<Index> {
     let dim = i64::try_from(dim).unwrap();
     let reach = dim.max(1);
@@ -470,7 +470,7 @@ fn part(dim: u64) -> BoxedStrategy<Index> {
     .boxed()
 }
 
-/// An index that often fits `shape`: a part for some of the first or last dimensions, with others thrown in.
+/// An index that usually fits `shape`: a part for some of the first or last dimensions, mixed with others.
 fn index_for(shape: &[u64]) -> impl Strategy<Value = Vec<Index>> + use<> {
     let parts: Vec<_> = shape.iter().map(|&dim| part(dim)).collect();
     let rank = shape.len();
@@ -484,7 +484,7 @@ fn index_for(shape: &[u64]) -> impl Strategy<Value = Vec<Index>> + use<> {
         for at in extra {
             index.insert(at.min(index.len()), Index::NewAxis);
         }
-        // Most with one list at most, or nearly all would be refused for the second.
+        // Most have at most one list, because nearly all others would be rejected for the second.
         let mut lists = 0;
         for part in &mut index {
             if let Index::Pick(_) = part {
@@ -574,7 +574,7 @@ fn check(dtype: Dtype, shape: &[u64], index: &[Index]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// The places that strides lead to, in the order of the result.
+/// The positions that the strides describe, in the order of the result.
 fn naive_places(taken: &Strides) -> Vec<u64> {
     let dims = taken.shape.iter().zip(&taken.strides);
     dims.fold(vec![taken.begin], |places, (&count, &stride)| {

@@ -150,14 +150,14 @@ impl Driver {
         let library = library.ok_or_else(|| DeviceFault::NoDriver {
             reason: reasons.join("; "),
         })?;
-        // SAFETY: asks for the driver, as above.
+        // SAFETY: requires the driver, as above.
         let calls = unsafe { Calls::of(&library) }?;
         let driver = Driver {
             calls,
             process: std::process::id(),
             _library: library,
         };
-        // SAFETY: `cuInit` asks for zero.
+        // SAFETY: `cuInit` requires zero.
         let code = unsafe { (driver.calls.init)(0) };
         driver.check("cuInit", code)?;
         Ok(driver)
@@ -192,7 +192,7 @@ impl Driver {
         if found != SUCCESS || words.is_null() {
             return "an unknown error".to_owned();
         }
-        // SAFETY: `from_ptr` asks for a string that ends with a zero: the driver's own, which it keeps for good.
+        // SAFETY: `from_ptr` requires a string that ends with a zero: the driver's own, which it keeps for good.
         let words = unsafe { CStr::from_ptr(words) };
         words.to_string_lossy().into_owned()
     }
@@ -211,7 +211,7 @@ impl Driver {
     /// Sets the capture mode of this thread; returns the mode before.
     fn exchange_mode(&self, mode: c_int) -> Result<c_int, DeviceFault> {
         let mut mode = mode;
-        // SAFETY: asks for a mode of the driver that can be replaced.
+        // SAFETY: requires a mode of the driver that can be replaced.
         let code = unsafe { (self.calls.exchange_mode)(&raw mut mode) };
         self.check("cuThreadExchangeStreamCaptureMode", code)?;
         Ok(mode)
@@ -220,11 +220,11 @@ impl Driver {
     /// The primary context of a device, which frameworks use too. One that is retained is released once.
     pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
         let mut device = 0;
-        // SAFETY: asks for a place for the answer.
+        // SAFETY: requires a place for the answer.
         let code = unsafe { (self.calls.device)(&raw mut device, ordinal) };
         self.check("cuDeviceGet", code)?;
         let mut context = ptr::null_mut();
-        // SAFETY: asks for a place for the answer, and a device, which the call above gave.
+        // SAFETY: requires a place for the answer, and a device, which the call above gave.
         let code = unsafe { (self.calls.retain)(&raw mut context, device) };
         self.check("cuDevicePrimaryCtxRetain", code)?;
         Ok((device, Context(context)))
@@ -233,14 +233,14 @@ impl Driver {
     /// Return an attribute of a device. Drivers refuse attributes that they do not know.
     pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceFault> {
         let mut value = 0;
-        // SAFETY: asks for a place for the answer, and a device, which `retain` gave.
+        // SAFETY: requires a place for the answer, and a device, which `retain` gave.
         let code = unsafe { (self.calls.attribute)(&raw mut value, attribute, device) };
         self.check("cuDeviceGetAttribute", code)?;
         Ok(value)
     }
 
     pub(crate) fn release(&self, device: c_int) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a device whose primary context was retained: the caller's.
+        // SAFETY: requires a device whose primary context was retained: the caller's.
         let code = unsafe { (self.calls.release)(device) };
         self.check("cuDevicePrimaryCtxRelease_v2", code)
     }
@@ -261,7 +261,7 @@ impl Driver {
         work: impl FnOnce() -> Result<R, DeviceFault>,
     ) -> Result<R, DeviceFault> {
         let mut before = ptr::null_mut();
-        // SAFETY: asks for a place for the answer.
+        // SAFETY: requires a place for the answer.
         let code = unsafe { (self.calls.current)(&raw mut before) };
         self.check("cuCtxGetCurrent", code)?;
         if before == context.0 {
@@ -276,7 +276,7 @@ impl Driver {
     }
 
     fn make_current(&self, context: *mut c_void) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a context or null: a retained context, or the one that was current.
+        // SAFETY: requires a context or null: a retained context, or the one that was current.
         let code = unsafe { (self.calls.set_current)(context) };
         self.check("cuCtxSetCurrent", code)
     }
@@ -284,7 +284,7 @@ impl Driver {
     /// Memory that devices copy from and to while the processor does other things.
     pub(crate) fn allocate(&self, nbytes: usize) -> Result<*mut u8, DeviceFault> {
         let mut start = ptr::null_mut();
-        // SAFETY: asks for a place for the result, and a current context, which does not matter here.
+        // SAFETY: requires a place for the result, and a current context, which does not matter here.
         let code = unsafe { (self.calls.allocate)(&raw mut start, nbytes, PORTABLE) };
         self.check("cuMemHostAlloc", code)?;
         Ok(start.cast())
@@ -295,14 +295,14 @@ impl Driver {
     /// # Safety
     /// Nobody uses the memory any more, no copy either.
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
-        // SAFETY: asks for memory of `cuMemHostAlloc` that no code uses: the contract above.
+        // SAFETY: requires memory of `cuMemHostAlloc` that no code uses: the contract above.
         let code = unsafe { (self.calls.free)(start.cast()) };
         self.check("cuMemFreeHost", code)
     }
 
     pub(crate) fn create_stream(&self) -> Result<Stream, DeviceFault> {
         let mut stream = ptr::null_mut();
-        // SAFETY: asks for a place for the answer.
+        // SAFETY: requires a place for the answer.
         let code = unsafe { (self.calls.create_stream)(&raw mut stream, NON_BLOCKING) };
         self.check("cuStreamCreate", code)?;
         Ok(Stream(stream))
@@ -310,21 +310,21 @@ impl Driver {
 
     /// What is queued is still done.
     pub(crate) fn destroy_stream(&self, stream: Stream) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a stream that is not used again: `Device` calls this once, when it is dropped.
+        // SAFETY: requires a stream that is not used again: `Device` calls this once, when it is dropped.
         let code = unsafe { (self.calls.destroy_stream)(stream.0) };
         self.check("cuStreamDestroy_v2", code)
     }
 
     /// Waits until all that is queued on the stream is done.
     pub(crate) fn finish(&self, stream: Stream) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a stream of the current context.
+        // SAFETY: requires a stream of the current context.
         let code = unsafe { (self.calls.finish)(stream.0) };
         self.check("cuStreamSynchronize", code)
     }
 
     /// Make later work on `stream` wait for `event`.
     pub(crate) fn wait(&self, stream: Stream, event: Event) -> Result<(), DeviceFault> {
-        // SAFETY: asks for a stream and an event, which `Device` and its caller have.
+        // SAFETY: requires a stream and an event, which `Device` and its caller have.
         let code = unsafe { (self.calls.wait)(stream.0, event.0, 0) };
         self.check("cuStreamWaitEvent", code)
     }
@@ -332,7 +332,7 @@ impl Driver {
     /// Return whether work on the stream is being recorded into a graph.
     pub(crate) fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceFault> {
         let mut status = 0;
-        // SAFETY: asks for a stream, and a place for the answer.
+        // SAFETY: requires a stream, and a place for the answer.
         let code = unsafe { (self.calls.capturing)(stream.0, &raw mut status) };
         self.check("cuStreamIsCapturing", code)?;
         Ok(status != 0)
@@ -340,28 +340,28 @@ impl Driver {
 
     pub(crate) fn create_event(&self) -> Result<Event, DeviceFault> {
         let mut event = ptr::null_mut();
-        // SAFETY: asks for a place for the answer.
+        // SAFETY: requires a place for the answer.
         let code = unsafe { (self.calls.create_event)(&raw mut event, UNTIMED) };
         self.check("cuEventCreate", code)?;
         Ok(Event(event))
     }
 
     pub(crate) fn destroy_event(&self, event: Event) -> Result<(), DeviceFault> {
-        // SAFETY: asks for an event that is not used again: `Device` calls this once for each.
+        // SAFETY: requires an event that is not used again: `Device` calls this once for each.
         let code = unsafe { (self.calls.destroy_event)(event.0) };
         self.check("cuEventDestroy_v2", code)
     }
 
     /// Record the work that is queued on `stream` so far in `event`.
     pub(crate) fn record(&self, event: Event, stream: Stream) -> Result<(), DeviceFault> {
-        // SAFETY: asks for an event and a stream of one context.
+        // SAFETY: requires an event and a stream of one context.
         let code = unsafe { (self.calls.record)(event.0, stream.0) };
         self.check("cuEventRecord", code)
     }
 
     /// Whether all that was noted in the event is done.
     pub(crate) fn is_done(&self, event: Event) -> Result<bool, DeviceFault> {
-        // SAFETY: asks for an event.
+        // SAFETY: requires an event.
         let code = unsafe { (self.calls.query_event)(event.0) };
         match code {
             NOT_READY => Ok(false),
@@ -382,7 +382,7 @@ impl Driver {
         nbytes: usize,
         stream: Stream,
     ) -> Result<(), DeviceFault> {
-        // SAFETY: asks for what the contract above says.
+        // SAFETY: requires what the contract above says.
         let code = unsafe { (self.calls.copy_in)(to, from.cast(), nbytes, stream.0) };
         self.check("cuMemcpyHtoDAsync_v2", code)
     }
@@ -398,7 +398,7 @@ impl Driver {
         nbytes: usize,
         stream: Stream,
     ) -> Result<(), DeviceFault> {
-        // SAFETY: asks for what the contract above says.
+        // SAFETY: requires what the contract above says.
         let code = unsafe { (self.calls.copy_out)(to.cast(), from, nbytes, stream.0) };
         self.check("cuMemcpyDtoHAsync_v2", code)
     }

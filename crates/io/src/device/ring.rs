@@ -436,7 +436,7 @@ impl Lent {
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         match self.slot.as_mut().map(|slot| &mut slot.memory) {
             Some(Memory::Pinned { start, .. }) => {
-                // SAFETY: `from_raw_parts_mut` asks for
+                // SAFETY: `from_raw_parts_mut` requires
                 // - that many bytes in one allocation, readable and writable: memory of `cuMemHostAlloc`, which is zero or
                 //   holds the last bytes that were written to it;
                 // - no other access while the slice lives: no copy uses them (`ready`), and `self` is borrowed mutably.

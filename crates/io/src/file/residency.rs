@@ -61,7 +61,7 @@ fn by_cachestat(file: &File, window: &Range<u64>) -> Option<u64> {
     let range = [window.start, window.end - window.start];
     // Pages in the cache, and four other counts.
     let mut counts = [0_u64; 5];
-    // SAFETY: `cachestat` asks for
+    // SAFETY: `cachestat` requires
     // - a `struct cachestat_range`, two u64: `range` is that, and lives until it returns;
     // - a `struct cachestat`, five u64, that may be written: `counts` is that, and is borrowed by this call only.
     // A kernel that does not know the number returns an error and does nothing.
@@ -88,7 +88,7 @@ fn by_mincore(file: &File, window: &Range<u64>) -> Option<u64> {
         .map_raw_read_only(file)
         .ok()?;
     let mut flags = vec![0_u8; len.div_ceil(page)];
-    // SAFETY: `mincore` asks for
+    // SAFETY: `mincore` requires
     // - an address on the border of a page, of `len` bytes that are mapped: a mapping begins at one, as `begin` does in
     //   the file, and is `len` bytes long. None of them is touched;
     // - a writable byte for each page, from `flags` on: there are as many, and they are borrowed by this call only.

@@ -106,11 +106,11 @@ impl<'a> Bytes<'a> {
         if begin > end || end > self.len || !self.is_contiguous() {
             return Err(ended(self.len, end).into());
         }
-        // SAFETY: `add` asks for an offset within the same allocation that does not pass `isize::MAX`:
+        // SAFETY: `add` requires an offset within the same allocation that does not pass `isize::MAX`:
         // `begin <= end <= self.len`, and `strided` was promised `self.len` readable bytes in one region: there are no
         // dimensions, so all of them are one element.
         let start = unsafe { self.start.add(begin) };
-        // SAFETY: `from_raw_parts` asks for
+        // SAFETY: `from_raw_parts` requires
         // - a non-null pointer, aligned for u8: `NonNull`, and every address is aligned for bytes;
         // - `end - begin` initialised, readable bytes in one allocation, at most `isize::MAX`: `end <= self.len`, for
         //   which `strided` was promised all of this, for `'a`, which outlives this call because `self` has it;
@@ -162,7 +162,7 @@ impl<'a> Bytes<'a> {
     /// Copy bytes of the unit `number` from `past` on; `into` ends within it.
     fn copy_part(&self, number: usize, past: usize, into: &mut [u8]) {
         let from = self.address(number).wrapping_add(past);
-        // SAFETY: `copy`, for which both sides may overlap, asks for
+        // SAFETY: `copy`, for which both sides may overlap, requires
         // - `into.len()` readable bytes at `from`: unit `number` is one to which the dimensions lead, since the callers
         //   cut at `self.len`, and `past + into.len()` is at most `self.unit`; `strided` was promised that they are mapped;
         // - as many writable bytes at `into`, which is borrowed mutably;
@@ -212,7 +212,7 @@ impl<'a> Bytes<'a> {
             let count = (last.count - number % last.count).min(into.len() / self.unit);
             let (row, after) = into.split_at_mut(count * self.unit);
             let from = self.address(number);
-            // SAFETY: `copy_units` asks for units at `from` and `last.stride` bytes apart, as many as `row` has room for:
+            // SAFETY: `copy_units` requires units at `from` and `last.stride` bytes apart, as many as `row` has room for:
             // they are those from `number` on, no more than the last dimension has left; see `copy_part`.
             unsafe { copy_units(from, last.stride, self.unit, row) };
             (number, into) = (number + count, after);
@@ -238,7 +238,7 @@ impl<'a> Bytes<'a> {
                 4 => transpose::<4, 16>,
                 _ => transpose::<8, 8>,
             };
-            // SAFETY: `transpose` asks for `rows` units side by side at `from` and at each of the `columns` places that
+            // SAFETY: `transpose` requires `rows` units side by side at `from` and at each of the `columns` places that
             // are `stride` bytes apart: `along` is a dimension with just this stride that has `rows` steps left, and
             // the last dimension is walked from its start.
             unsafe { copy(&matrix, into) };
@@ -258,7 +258,7 @@ pub(crate) unsafe fn copy_units(from: *const u8, stride: isize, unit: usize, int
         8 => gather::<8>,
         _ => gather_long,
     };
-    // SAFETY: `gather` asks for what this function asks for.
+    // SAFETY: `gather` requires what this function asks for.
     unsafe { copy(from, stride, unit, into) };
 }
 
@@ -270,7 +270,7 @@ unsafe fn gather<const UNIT: usize>(from: *const u8, stride: isize, _: usize, in
     let mut from = from.cast::<[u8; UNIT]>();
     let (units, _) = into.as_chunks_mut::<UNIT>();
     for unit in units {
-        // SAFETY: `read` asks for a readable unit, which the contract promises; an array of bytes has no alignment.
+        // SAFETY: `read` requires a readable unit, which the contract promises; an array of bytes has no alignment.
         *unit = unsafe { from.read() };
         from = from.wrapping_byte_offset(stride);
     }
@@ -283,7 +283,7 @@ unsafe fn gather<const UNIT: usize>(from: *const u8, stride: isize, _: usize, in
 unsafe fn gather_long(from: *const u8, stride: isize, unit: usize, into: &mut [u8]) {
     let mut from = from;
     for into in into.chunks_exact_mut(unit) {
-        // SAFETY: `copy_nonoverlapping` asks for `unit` readable bytes, which the contract promises, and as many writable
+        // SAFETY: `copy_nonoverlapping` requires `unit` readable bytes, which the contract promises, and as many writable
         // ones, which are borrowed mutably.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), unit) };
         from = from.wrapping_offset(stride);
@@ -319,12 +319,12 @@ unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &StridedMatrix
             for number in 0..wide {
                 let from = column(first + number).wrapping_add(top * UNIT);
                 let line: [[u8; UNIT]; SIDE] = if high == SIDE {
-                    // SAFETY: `read` asks for `SIDE` units: `top + SIDE <= rows`, and the contract promises `rows`; an
+                    // SAFETY: `read` requires `SIDE` units: `top + SIDE <= rows`, and the contract promises `rows`; an
                     // array of bytes has no alignment.
                     unsafe { from.cast::<[[u8; UNIT]; SIDE]>().read() }
                 } else {
                     let mut line = [0; LINE];
-                    // SAFETY: `copy_nonoverlapping` asks for `high` readable units, `top + high <= rows`, and for as much
+                    // SAFETY: `copy_nonoverlapping` requires `high` readable units, `top + high <= rows`, and for as much
                     // room: `high < SIDE`, and `SIDE` units are a line.
                     unsafe { ptr::copy_nonoverlapping(from, line.as_mut_ptr(), high * UNIT) };
                     let (units, _) = line.as_chunks::<UNIT>();
@@ -554,7 +554,7 @@ mod tests {
             // SAFETY: `map_copy_read_only` asks that no process shortens the file while the mapping is used. Only the save
             // below touches it, and writes more bytes than it had.
             let mapped = unsafe { memmap2::MmapOptions::new().map_copy_read_only(&file).unwrap() };
-            // SAFETY: `new` asks for `len` readable bytes: the mapping has them, until it is dropped after the save.
+            // SAFETY: `new` requires `len` readable bytes: the mapping has them, until it is dropped after the save.
             let bytes = unsafe { Bytes::new(mapped.as_ptr(), mapped.len()) }.unwrap();
             let payload = Payload::Bytes(bytes);
             let options = SaveOptions {

@@ -76,7 +76,7 @@ impl Memory {
             return 0;
         }
         let from = self.as_ptr().wrapping_add(at);
-        // SAFETY: `copy_nonoverlapping` asks for
+        // SAFETY: `copy_nonoverlapping` requires
         // - a source readable for `count` bytes: `at + count` is at most `len`, and `self` keeps the pages. It cannot be
         //   proven that a mapped file still has these bytes, see the head of file/rows.rs; nor that no other thread
         //   writes to them meanwhile, which would copy some old and some new bytes;
@@ -278,7 +278,7 @@ impl Region {
     /// For files that are only ever replaced as a whole, as ingot's saves and the Hugging Face cache do, this holds.
     #[must_use]
     pub unsafe fn as_slice_unchecked(&self) -> &[u8] {
-        // SAFETY: `from_raw_parts` asks for
+        // SAFETY: `from_raw_parts` requires
         // - a non-null pointer, aligned for u8: it points to pages or a mapping, and every address is aligned for bytes;
         // - `nbytes` initialised bytes in one allocation, at most `isize::MAX`: `new` cut them at the end of the memory,
         //   which `self` keeps;

@@ -281,7 +281,7 @@ impl Archive {
         let expected = sha256_from(text).ok_or_else(|| Error::Checksums {
             path: self.path().map(ToOwned::to_owned),
             reason: format!(
-                "metadata `{MODEL_SPEC_KEY}` is no SHA-256: {}",
+                "metadata `{MODEL_SPEC_KEY}` is not a SHA-256: {}",
                 ingot_format::Quoted(text)
             ),
         })?;

@@ -62,7 +62,7 @@ impl Fake {
     /// The same with slots of another size.
     pub(super) fn with_slots(seed: u64, devices: usize, slots: usize, slot_nbytes: usize) -> Fake {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: asks for a library that does no harm when it is loaded: the workspace's own.
+        // SAFETY: requires a library that does no harm when it is loaded: the workspace's own.
         let loaded = || unsafe { Library::new(path()) }.unwrap();
         KEPT.get_or_init(loaded);
         let library = Arc::new(loaded());
@@ -107,7 +107,7 @@ impl Fake {
         // What its owner before does with it is over.
         self.seen_by_caller(device, block.address(), block.len());
         let write = self.function::<unsafe extern "C" fn(u64, *const u8, usize) -> bool>("fake_cuda_write");
-        // SAFETY: asks for `bytes.len()` bytes.
+        // SAFETY: requires `bytes.len()` bytes.
         assert!(unsafe { write(block.address(), bytes.as_ptr(), bytes.len()) });
         block
     }
@@ -123,7 +123,7 @@ impl Fake {
 
     /// The memory of a block, to be saved.
     pub(super) fn bytes(device: &Device, block: &DeviceRegion) -> DeviceBytes {
-        // SAFETY: asks for memory that is allocated as long as the result is there: tests keep the block.
+        // SAFETY: requires memory that is allocated as long as the result is there: tests keep the block.
         unsafe { DeviceBytes::new(&Fake::stream(device), block.address(), block.len()) }
     }
 
@@ -171,7 +171,7 @@ impl Fake {
         let create = self.function::<Create>("cuStreamCreate");
         let mut stream = ptr::null_mut();
         let created = device.gpu.within(|_, _| {
-            // SAFETY: asks for a place for the answer.
+            // SAFETY: requires a place for the answer.
             assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
             Ok(())
         });
@@ -207,7 +207,7 @@ impl Fake {
         type Exchange = unsafe extern "C" fn(*mut i32) -> i32;
         let exchange = self.function::<Exchange>("cuThreadExchangeStreamCaptureMode");
         let mut mode = mode;
-        // SAFETY: asks for a mode that can be replaced.
+        // SAFETY: requires a mode that can be replaced.
         assert_eq!(unsafe { exchange(&raw mut mode) }, 0);
         mode
     }
@@ -215,7 +215,7 @@ impl Fake {
     pub(super) fn counters(&self) -> Counters {
         let mut counters = Counters::default();
         let count = self.function::<unsafe extern "C" fn(*mut Counters)>("fake_cuda_counters");
-        // SAFETY: asks for a place to write to.
+        // SAFETY: requires a place to write to.
         unsafe { count(&raw mut counters) };
         counters
     }
@@ -226,7 +226,7 @@ impl Fake {
         device.gpu.within(|driver, _| driver.finish(stream)).unwrap();
         let mut bytes = vec![0; nbytes];
         let read = self.function::<unsafe extern "C" fn(u64, *mut u8, usize) -> bool>("fake_cuda_read");
-        // SAFETY: asks for room for `nbytes`.
+        // SAFETY: requires room for `nbytes`.
         assert!(unsafe { read(address, bytes.as_mut_ptr(), nbytes) });
         bytes
     }
@@ -242,7 +242,7 @@ impl Neighbour {
 
 /// A function of `control`.
 fn function<'l, T>(library: &'l Library, name: &str) -> Symbol<'l, T> {
-    // SAFETY: asks for the type of the function: each caller has the one that `control` says.
+    // SAFETY: requires the type of the function: each caller has the one that `control` says.
     unsafe { library.get(name.as_bytes()) }.unwrap()
 }
 
@@ -274,7 +274,7 @@ impl Allocator for Framework {
                 ordinal,
                 address,
             });
-            // SAFETY: asks for memory that is allocated until the owner goes, which frees it.
+            // SAFETY: requires memory that is allocated until the owner goes, which frees it.
             Ok(unsafe { DeviceRegion::new(number, address, nbytes, owner) })
         };
         blocks.iter().map(block).collect()

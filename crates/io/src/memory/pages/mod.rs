@@ -20,7 +20,7 @@ pub(super) use system::populate;
 impl Pages {
     /// The bytes, as long as no other code writes to them.
     pub(crate) fn bytes(&self) -> &[u8] {
-        // SAFETY: `from_raw_parts` asks for
+        // SAFETY: `from_raw_parts` requires
         // - a non-null pointer to `len` initialised bytes in one allocation, at most `isize::MAX`: the system mapped them,
         //   zeroed, and `self` keeps them;
         // - no write to them while the slice lives: `bytes_mut` borrows `self` exclusively, and writers by
@@ -30,7 +30,7 @@ impl Pages {
 
     /// The bytes, to be written to.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `from_raw_parts_mut` asks for what `from_raw_parts` does in `bytes`, and for no other access while the
+        // SAFETY: `from_raw_parts_mut` requires what `from_raw_parts` does in `bytes`, and for no other access while the
         // slice lives: `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
@@ -38,7 +38,7 @@ impl Pages {
     /// Have the system find memory for all of an untouched range, which costs more page by page.
     pub(crate) fn populate(&mut self, range: Range<usize>) {
         let fresh = &mut self.bytes_mut()[range];
-        // SAFETY: asks for bytes that may be written, are zero, and that no other code uses: `fresh` is borrowed
+        // SAFETY: requires bytes that may be written, are zero, and that no other code uses: `fresh` is borrowed
         // exclusively, and no code has written to it since the system mapped it.
         unsafe { populate(fresh.as_mut_ptr(), fresh.len()) };
     }

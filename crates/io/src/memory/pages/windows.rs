@@ -51,7 +51,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: asks for the start of a whole reservation by `VirtualAlloc`, which no code uses any more: `start` is its
+        // SAFETY: requires the start of a whole reservation by `VirtualAlloc`, which no code uses any more: `start` is its
         // result, and pointers to it are valid only as long as `self` lives.
         let freed = unsafe { VirtualFree(self.start.as_ptr().cast(), 0, MEM_RELEASE) };
         debug_assert_ne!(freed, 0, "it was reserved");
@@ -70,7 +70,7 @@ const PAGE_NBYTES: usize = 4096;
 /// The `nbytes` bytes from `start` on are mapped for writing, zero, and no other code uses them meanwhile.
 pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
     for at in (0..nbytes).step_by(PAGE_NBYTES) {
-        // SAFETY: `write_volatile` asks for a byte that may be written: `at` is less than `nbytes`, and the caller promised
+        // SAFETY: `write_volatile` requires a byte that may be written: `at` is less than `nbytes`, and the caller promised
         // so many.
         unsafe { start.wrapping_add(at).write_volatile(0) };
     }

@@ -37,7 +37,7 @@ fn assert_done(answer: BOOL) {
 /// The end of a pipe to read from. The other has the name.
 pub(super) fn pipe(name: &Path) -> File {
     let name = wide(name.as_os_str());
-    // SAFETY: `CreateNamedPipeW` asks for a string that ends in a null, which `wide` makes, and for no attributes or such
+    // SAFETY: `CreateNamedPipeW` requires a string that ends in a null, which `wide` makes, and for no attributes or such
     // that can be read: none.
     let pipe = unsafe {
         CreateNamedPipeW(
@@ -52,7 +52,7 @@ pub(super) fn pipe(name: &Path) -> File {
         )
     };
     assert_ne!(pipe, INVALID_HANDLE_VALUE, "{}", io::Error::last_os_error());
-    // SAFETY: `from_raw_handle` asks for an open handle that nobody else closes: it was made just now.
+    // SAFETY: `from_raw_handle` requires an open handle that nobody else closes: it was made just now.
     unsafe { File::from_raw_handle(pipe) }
 }
 
@@ -62,7 +62,7 @@ fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
     let mut descriptor = [0_u64; 512];
     let mut needed = 0;
     let nbytes = u32::try_from(size_of_val(&descriptor)).unwrap();
-    // SAFETY: `GetFileSecurityW` asks for a string that ends in a null, for as many bytes as it is told that may be written,
+    // SAFETY: `GetFileSecurityW` requires a string that ends in a null, for as many bytes as it is told that may be written,
     // and for a number that may be: `path`, `descriptor` and `needed`, which nobody else has.
     let answer = unsafe {
         GetFileSecurityW(
@@ -86,10 +86,10 @@ fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
         )
     };
     assert_done(answer);
-    // SAFETY: `from_raw_parts` asks for `len` characters that can be read: the call above made so many, with the null.
+    // SAFETY: `from_raw_parts` requires `len` characters that can be read: the call above made so many, with the null.
     let letters = unsafe { std::slice::from_raw_parts(text, usize::try_from(len).unwrap()) };
     let described = String::from_utf16_lossy(letters);
-    // SAFETY: `LocalFree` asks for what the call above gave, which is used no more: `described` is a copy.
+    // SAFETY: `LocalFree` requires what the call above gave, which is used no more: `described` is a copy.
     unsafe { LocalFree(text.cast()) };
     described.trim_end_matches('\0').to_owned()
 }
@@ -118,9 +118,9 @@ pub(super) fn set_access_list(path: &Path, list: &str) {
         )
     };
     assert_done(answer);
-    // SAFETY: `SetFileSecurityW` asks for a string that ends in a null and for a descriptor, which the call above made.
+    // SAFETY: `SetFileSecurityW` requires a string that ends in a null and for a descriptor, which the call above made.
     let answer = unsafe { SetFileSecurityW(path.as_ptr(), DACL_SECURITY_INFORMATION, descriptor) };
     assert_done(answer);
-    // SAFETY: `LocalFree` asks for what the first call gave, which is used no more.
+    // SAFETY: `LocalFree` requires what the first call gave, which is used no more.
     unsafe { LocalFree(descriptor) };
 }
