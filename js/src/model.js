@@ -455,7 +455,7 @@ export function tensorRange(source, name) {
   if (found?.tensor === undefined) {
     const names = source instanceof Model ? Array.from(source, ({ tensor }) => tensor.name) : source.names();
     const near = nearestName(names, name);
-    const reason = `the file has none of this name${near === null ? "" : ` — did you mean ${quoteName(near)}?`}`;
+    const reason = `the file has no such tensor${near === null ? "" : ` — did you mean ${quoteName(near)}?`}`;
     throw new Fault("unknown-tensor", null, reason, { tensor: name }).toError(source.path ?? null);
   }
   const { shard, tensor } = found;

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 
-# Files are little-endian, and tensors are views of them: all numbers would have their bytes reversed.
+# Files are little-endian, and tensors are views of them, so all numbers would have their bytes reversed.
 if sys.byteorder != "little":
     raise ImportError("ingot runs on little-endian machines only: this one is big-endian")
 
@@ -22,7 +22,7 @@ from . import errors
 from ._native import __version__
 from .errors import *  # noqa: F403 - its `__all__`
 
-# For jedi, which reads it as False without the annotation.
+# Needed for jedi, which without the annotation takes the name for False.
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from . import dcp as dcp
@@ -108,8 +108,8 @@ __all__ = [
 ]
 __all__ += errors.__all__
 
-# Each module with the names that are imported from it when they are first used: `import ingot` alone imports
-# nothing of the standard library. Parts of results are here too, under the names by which they are pickled.
+# The lazily imported names of each module: `import ingot` alone imports nothing of the standard library.
+# Classes of parts of results are listed too, under the names by which they are pickled.
 _LATER = {
     name: module
     for module, names in {
@@ -154,7 +154,7 @@ _MODULES = {
 }
 
 
-# Hidden from checkers, which take every name of a module that has it as one of type Any.
+# Hidden from type checkers, which give every name of a module with `__getattr__` the type Any.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
@@ -164,7 +164,8 @@ if not TYPE_CHECKING:
             try:
                 return import_module(f".{name}", __name__)
             except ImportError as error:
-                # The answer that `hasattr` and `getattr` with a default know. Its words say what to install.
+                # An AttributeError, which `hasattr` and `getattr` with a default expect. The message says
+                # what to install.
                 raise AttributeError(
                     f"module {__name__!r} has no attribute {name!r}: {error}", name=name
                 ) from error
@@ -173,7 +174,7 @@ if not TYPE_CHECKING:
             from importlib import import_module
 
             found = getattr(import_module(f".{module}", __name__), name)
-            # The name by which users know it: a traceback, a pickle and `help` say no private one.
+            # The public name of the module, for tracebacks, pickles and `help`.
             if hasattr(found, "__code__"):
                 found.__module__ = __name__
             globals()[name] = found

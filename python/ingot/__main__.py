@@ -1,4 +1,4 @@
-"""``python -m ingot``: the command, for where it is not on the path."""
+"""``python -m ingot``: run the command if it is not on the path."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_dtype_rejects_non_floats_with_one_message(
     door: str, dtype: Any, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = (
-        f"is none that floats are converted to: expected one of {', '.join(FLOATS)}, or what a framework"
+        f"is not one that floats are converted to: expected one of {', '.join(FLOATS)}, or a framework's name"
     )
     new = tmp_path / "new.safetensors"
     if door in COMMANDS:

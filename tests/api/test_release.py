@@ -146,7 +146,11 @@ def test_check_release_accepts_a_matching_tag() -> None:
         ("v1.3.0", CHANGELOG, "the tag is v1.3.0, and Cargo.toml has 1.2.0: expected v1.2.0"),
         ("v1.2.0", CHANGELOG.replace("1.2.0", "1.2.1"), "CHANGELOG.md has no section 1.2.0"),
         ("v1.2.0", CHANGELOG.replace(" - 2026-11-30", ""), "CHANGELOG.md has no date for 1.2.0"),
-        ("v1.2.0", CHANGELOG.replace("### Added\n\n- A.\n", ""), "the section 1.2.0 of CHANGELOG.md is empty"),
+        (
+            "v1.2.0",
+            CHANGELOG.replace("### Added\n\n- A.\n", ""),
+            "the section 1.2.0 of CHANGELOG.md is empty",
+        ),
     ],
 )
 def test_check_release_rejects_a_wrong_tag(tag: str, changelog: str, fault: str) -> None:

@@ -103,7 +103,7 @@ def test_replace_tensor_rejects_a_dtype(given: Any, path: Path) -> None:
 def test_open_handle_as_a_source_has_a_hint(path: Path) -> None:
     with ingot.open(path) as file:
         for call in (ingot.inspect, load_file, ingot.verify, ingot.modelspec.read):
-            with pytest.raises(TypeError, match="found safe_open — an open handle is no source"):
+            with pytest.raises(TypeError, match="found safe_open — an open handle is not a source"):
                 call(file)
 
 

@@ -201,16 +201,16 @@ def test_keys_callable_that_raises_raises_through(path: Path) -> None:
 
 # Selectors that match nothing, and the tensor and the hint of the error.
 MISSES: dict[str, tuple[Any, str, str]] = {
-    "name": ("haed", "haed", "has none of this name — did you mean `head`?"),
+    "name": ("haed", "haed", "has no such tensor — did you mean `head`?"),
     "prefix": (
         "encoder.",
         "encoder.",
-        "none of this name — did you mean `encoder.0.bias`? use `encoder.*` for the names that begin with it",
+        "no such tensor — did you mean `encoder.0.bias`? use `encoder.*` for the names that begin with it",
     ),
     "pattern": ("*.wieght", "*.wieght", "matches this pattern — did you mean `encoder."),
-    "brackets": ("[h]ead", "[h]ead", "none of this name — did you mean `head`?"),
+    "brackets": ("[h]ead", "[h]ead", "no such tensor — did you mean `head`?"),
     "glob": (ingot.glob("*.bias", "q*"), "q*", "no name in the file matches this pattern"),
-    "list": (["head", "haed"], "haed", "has none of this name — did you mean `head`?"),
+    "list": (["head", "haed"], "haed", "has no such tensor — did you mean `head`?"),
     "pattern in a list": (
         ["encoder.*"],
         "encoder.*",

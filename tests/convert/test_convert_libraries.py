@@ -442,7 +442,7 @@ def test_convert_keys_and_drop_may_name_entries_left_out() -> None:
         assert (report.tensors, report.dropped) == (1, ())
         assert {one.name for one in report.left_out} == {"epoch", "model.step"}
     assert ingot.convert("in.pt", "out.safetensors", overwrite=True, root="model", drop="step").tensors == 1
-    with pytest.raises(ingot.ConversionError, match=r"no tensor in it is to be converted"):
+    with pytest.raises(ingot.ConversionError, match=r"no tensor in it is selected"):
         ingot.convert("in.pt", "out.safetensors", overwrite=True, keys="epoch")
     with pytest.raises(ingot.TensorNotFoundError):
         ingot.convert("in.pt", "out.safetensors", overwrite=True, root="model", drop="epoch")

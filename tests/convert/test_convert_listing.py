@@ -290,7 +290,7 @@ def test_ls_rejects_a_pickle_with_a_payload(legacy: bool, payload: Payload) -> N
 
 def test_ls_rejects_a_paddle_file_with_a_payload(payload: Payload) -> None:
     Path("in.pdparams").write_bytes(pickle.dumps({"a": SMALL, "b": payload}, 4))
-    with pytest.raises(ingot.ConversionError, match="asks for more than arrays"):
+    with pytest.raises(ingot.ConversionError, match="refers to more than arrays"):
         listed("in.pdparams")
 
 

@@ -72,7 +72,7 @@ def test_convert_keys_match_names_below_root() -> None:
     names, report = converted(root="model", keys="a")
     assert names == {"a"}
     assert {*report.dropped} == {"ema.a", "b"}
-    with pytest.raises(ingot.TensorNotFoundError, match=r"`model\.a`: the file has none of this name"):
+    with pytest.raises(ingot.TensorNotFoundError, match=r"`model\.a`: the file has no such tensor"):
         converted(root="model", keys="model.a")
 
 

@@ -102,7 +102,7 @@ def test_convert_reads_torch_files_of_python_2(root: str | None) -> None:
 
 def test_convert_reads_uint16_as_bfloat16_only_with_a_paddle_mark() -> None:
     Path("in.pdparams").write_bytes(pickle.dumps({"tokens": numpy.array([1, 65535], "u2")}, 4))
-    with raises(ingot.ConversionError, r"tensor `tokens`: uint16 without a mark", code="unclear-dtype"):
+    with raises(ingot.ConversionError, r"tensor `tokens`: uint16 without Paddle", code="unclear-dtype"):
         ingot.convert("in.pdparams", "out.safetensors")
     for word, code in (("pickle", "U16"), ("paddle", "BF16")):
         ingot.convert("in.pdparams", "out.safetensors", source_format=word, overwrite=True)
@@ -255,7 +255,7 @@ def test_convert_rejects_pickles_that_copy_the_top_of_the_stack() -> None:
     """No pickler writes this opcode: 5 million of them were followed for seconds."""
     for count in (1, 5_000_000):
         Path("w.pdparams").write_bytes(b"\x80\x02N" + pickle.DUP * count + b".")
-        with pytest.raises(ingot.ConversionError, match="an object that is no tensor is refused"):
+        with pytest.raises(ingot.ConversionError, match="an object that is not a tensor is refused"):
             ingot.convert("w.pdparams", "w.safetensors")
     assert not Path("w.safetensors").exists()
 

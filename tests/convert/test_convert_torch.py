@@ -156,7 +156,7 @@ def test_convert_rejects_a_pickle_with_a_payload(how: str, payload: Payload) -> 
 
 def test_convert_rejects_a_whole_module() -> None:
     saved(torch.nn.Linear(2, 2), "model.pt")
-    with pytest.raises(ingot.ConversionError, match=r"asks for more than tensors.*Linear"):
+    with pytest.raises(ingot.ConversionError, match=r"refers to more than tensors.*Linear"):
         ingot.convert("model.pt", "out.safetensors")
 
 

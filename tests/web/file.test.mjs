@@ -119,6 +119,6 @@ test("rows outside of the tensor and unknown names are errors", async () => {
     await assert.rejects(model.readTensor("encoder.bias", { rows }), TypeError);
   }
   const error = await errorOf(() => model.readTensor("Encoder_Weight"));
-  const reason = "blob 1: tensor `Encoder_Weight`: the file has none of this name — did you mean `encoder.weight`?";
+  const reason = "blob 1: tensor `Encoder_Weight`: the file has no such tensor — did you mean `encoder.weight`?";
   assert.deepEqual([error.code, error.message], ["unknown-tensor", reason]);
 });

@@ -169,7 +169,7 @@ test("the range of a tensor counts from the start of the file", async () => {
   const { position, nbytes } = tensorRange(header, "b");
   assert.deepEqual([position + nbytes, nbytes], [file.length, 4]);
   const error = await errorOf(() => tensorRange(header, "c"));
-  assert.deepEqual([error.code, error.message], ["unknown-tensor", "tensor `c`: the file has none of this name"]);
+  assert.deepEqual([error.code, error.message], ["unknown-tensor", "tensor `c`: the file has no such tensor"]);
 });
 
 test("the path stands before the fault, escaped", async () => {

@@ -523,7 +523,7 @@ impl fmt::Display for FormatError {
             FormatError::OtherFormat { expected, found } => {
                 write!(f, "not the format asked for: expected {expected}, found {found}")
             }
-            FormatError::TensorNotFound(_) => f.write_str("there is none of this name"),
+            FormatError::TensorNotFound(_) => f.write_str("there is no such tensor"),
             FormatError::InvalidTensorView(dtype, shape, found) => {
                 let dims = dims(shape);
                 write!(f, "shape {} of {dtype}", Shape(&dims))?;

@@ -340,6 +340,6 @@ mod tests {
             .unwrap_err();
         assert_eq!(fault.code(), "unknown-tensor");
         assert_eq!(fault.tensor(), Some("gain"));
-        assert_eq!(fault.to_string(), "tensor `gain`: there is none of this name");
+        assert_eq!(fault.to_string(), "tensor `gain`: there is no such tensor");
     }
 }

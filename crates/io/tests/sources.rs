@@ -312,7 +312,7 @@ fn a_missing_tensor_is_named_with_the_likeliest_one() {
     let fault = archive.read("T_03").unwrap_err();
     assert_eq!(
         fault.to_string(),
-        "tensor `T_03`: the file has none of this name — did you mean `t03`?"
+        "tensor `T_03`: the file has no such tensor — did you mean `t03`?"
     );
     assert!(
         !archive

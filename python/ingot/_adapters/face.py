@@ -31,7 +31,7 @@ class Whole(NamedTuple, Generic[Tensor]):
 
     #: Turns bytes into tensors.
     wrap: _native.Wrap
-    #: Returns the function that takes a tensor to a device; None if it may stay.
+    #: Returns the function that moves a tensor to a device; None if tensors stay where they are.
     mover: Callable[[Any], Callable[[Any], Tensor] | Gpu | Carrier | None]
     #: Indexes a tensor by the framework's own rules.
     at: At
@@ -72,23 +72,22 @@ class Whole(NamedTuple, Generic[Tensor]):
             these, a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as
             for `ingot.safe_open`.
         device : str, int, the framework's device, dict or callable, optional
-            Where the tensors are placed; the module says which devices its framework takes. By default where
-            upstream puts them: on the framework's default device, and paddle's on the CPU.
-            A dict has patterns of names, each with a device, such as ``{"layers.0.*": "gpu:0", "*": "cpu"}``,
-            where ``*`` is any text and ``?`` one character. The first that matches decides, and each has to
-            match a tensor. A callable is given what
-            `ingot.safe_open.info` returns, and returns the device.
+            Where the tensors are placed; the module documents the devices of its framework. The default is
+            upstream's: the framework's default device, and the CPU for paddle. A dict maps patterns of names
+            to devices, such as ``{"layers.0.*": "gpu:0", "*": "cpu"}``. ``*`` is any text and ``?`` one
+            character. The first match decides, and each pattern must match a tensor. A callable receives the
+            result of `ingot.safe_open.info` and returns the device.
         return_metadata : bool
             Return the metadata too, read from the same version of the file.
         **options
-            What is loaded, and how: `ingot.typing.LoadOptions`.
+            Which tensors are loaded and how: `ingot.typing.LoadOptions`.
 
         Returns
         -------
         dict of str to tensor
-            In the order of `keys`, else of the file, with the shape of the header. The module says which
-            tensors are views of the file and which are copies. With `return_metadata` a tuple of this and of
-            the metadata of the file.
+            In the order of `keys`, else of the file, with the shape of the header. The module documents which
+            tensors are views of the file and which are copies. With `return_metadata`, a tuple of the dict
+            and the metadata of the file.
 
         Raises
         ------
@@ -112,8 +111,8 @@ class Whole(NamedTuple, Generic[Tensor]):
             file keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
             (``"invalid-checksums"``).
         OptionError
-            `device`, `backend`, `dtype` or `threads` is not one of the choices; no pattern of `device` fits a
-            name; or `slices` have a tensor that the other options leave out; or the digests cannot be
+            `device`, `backend`, `dtype` or `threads` is not one of the choices, no pattern of `device`
+            matches a name, the other options leave out a tensor of `slices`, or the digests cannot be
             compared.
 
         Examples
@@ -195,18 +194,18 @@ class Whole(NamedTuple, Generic[Tensor]):
         Parameters
         ----------
         tensors : dict of str to tensor
-            Of any layout and on any device. What is stored is the tensor's values in C order, little-endian.
+            With any layout, on any device. The values are stored in C order, little-endian.
         metadata : dict of str to str, optional
             Text to store beside the tensors. Keys that describe the tensors of another file are left out:
             ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures
             (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
         format : {"safetensors", "bintensors"}
-            What to write.
+            The file format.
 
         Returns
         -------
         bytes
-            The same for the same input (FORMAT.md, "Writing").
+            The same bytes for the same input (FORMAT.md, "Writing").
 
         Raises
         ------
@@ -230,7 +229,7 @@ class Whole(NamedTuple, Generic[Tensor]):
     def saved_bytes(
         self, function: Callable[..., Any], tensors: Mapping[str, Any], options: Mapping[str, Any]
     ) -> bytes:
-        """Do what `save` does, for the `function` that the caller called."""
+        """Do the work of `save` for the calling `function`."""
         given = checked(function, options, format=known_format)
         values = self._named(function, tensors)
         return _native.serialize(values, self.payload, **given, export=self.export)
@@ -276,15 +275,15 @@ class Whole(NamedTuple, Generic[Tensor]):
         tensors, metadata
             As for `save`.
         filename : str, bytes, os.PathLike, or an object with a ``write``
-            Where to write. A file of that name is replaced, also when the tensors were loaded from it. An
-            object such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a
-            time (`ingot.typing.Writable`).
+            Where to write. An existing file is replaced, even if the tensors were loaded from it. An object,
+            such as an open binary file or `io.BytesIO`, gets the bytes of the file in pieces
+            (`ingot.typing.Writable`).
         background : bool
-            Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised
-            by its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one
-            another in the order of the calls. The interpreter does not exit before they are done.
-            If a save fails and its future is never asked, the next save warns (`RuntimeWarning`), and the
-            error is printed on standard error at exit.
+            Write in a thread and return an `ingot.SaveFuture` early. Errors while writing are raised by its
+            ``result()``; once its ``staged`` is done, the tensors may change. Background saves run in the
+            order of the calls. The interpreter waits for pending saves at exit. If nothing asks for the
+            result of a failed save, the next save warns (`RuntimeWarning`), and the error is printed on
+            standard error at exit.
         **options
             How the file is written: `ingot.typing.SaveOptions`.
 
@@ -319,5 +318,5 @@ class Whole(NamedTuple, Generic[Tensor]):
         filename: Path | Writable,
         how: Saving,
     ) -> SaveFuture | None:
-        """Do what `save_file` does, for the `function` that the caller called."""
+        """Do the work of `save_file` for the calling `function`."""
         return write_file(filename, self._named(function, tensors), self.payload, how, export=self.export)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 from ingot._base import batches as _batches
 from ingot._base.blocks import blocks
 
-# What an index takes along one dimension: a place, a stretch with a step, or a list of places.
+# An index along one dimension: an int, a slice with a step, or a list of positions.
 Taken = int | range | list[int]
 Box = tuple[slice, ...]
 
-# Bytes that are read at once: eight threads have work, and two of them are what a load may pin.
+# The size of a piece in bytes: eight threads have work, and a load may pin two pieces.
 PIECE_NBYTES = 64 << 20
 # Alignment of pieces in memory, in bytes: a multiple of every element, and a line of the cache.
 ALIGNMENT = 64
@@ -26,15 +26,15 @@ class Piece(NamedTuple):
     Attributes
     ----------
     rank : int
-        The number of the tensor among those that are wanted.
+        The number of the tensor in the request.
     index : object
-        What of the tensor in the file; None for all of it.
+        The index of the request into the tensor; None for the whole tensor.
     place : tuple of slice
-        Its place in the request, without the dimensions of size 1 that an index adds.
+        The position of the piece in the request, without the dimensions of size 1 that an index adds.
     shape, whole : tuple of int
-        Its elements along each dimension, and the whole request's, without these likewise.
+        The shape of the piece and the shape of the whole request, both without these dimensions.
     nbytes : int
-        Its bytes as it is read.
+        The size of the piece in bytes as stored in the file.
     """
 
     rank: int
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterator[Piece]:
-    """Cut what `index` takes of a tensor of this shape, with elements of `nbits`, into pieces in C order.
+    """Cut the selection of `index` into pieces in C order. The tensor has this shape and elements of `nbits`.
 
     Yields nothing for tensors without elements.
     """
@@ -57,7 +57,7 @@ def pieces(rank: int, index: Any, shape: tuple[int, ...], nbits: int) -> Iterato
     # Two elements of F4 share a byte.
     for box in blocks(lengths, 8 * PIECE_NBYTES // nbits, 2):
         sizes = tuple(cut.stop - cut.start for cut in box)
-        # What is whole is read the fastest where no index says so.
+        # Whole dimensions need no index, which is the fastest way to read them.
         asked = None if index is None and sizes == lengths else within(along, box)
         yield Piece(rank, asked, box, sizes, lengths, (prod(sizes) * nbits + 7) // 8)
 

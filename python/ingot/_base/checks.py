@@ -1,4 +1,4 @@
-"""Checks of arguments, made once where they enter the package."""
+"""Checks of arguments, made once on entry to the package."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Leniency = Literal["refuse", "accept", "salvage"]
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
-#: The other names that `storage_options` takes, in small letters or large: from s3fs, gcsfs and adlfs,
-#: and of object_store with all that is built on it.
+#: Other names for `storage_options`, in lower or upper case: of s3fs, gcsfs and adlfs, and of object_store
+#: and the libraries based on it.
 OTHER_NAMES = {
     "access_key_id": "key username aws_access_key_id",
     "secret_access_key": "secret password aws_secret_access_key",
@@ -47,8 +47,8 @@ OTHER_NAMES = {
     "client_secret": "azure_client_secret azure_storage_client_secret",
     "headers": "default_headers",
     "ca_file": "root_certificate",
-    # Other words for options: True if the bucket is part of the host; "path" or "virtual"; the
-    # host of an endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
+    # Options that are converted: True if the bucket is part of the host; "path" or "virtual"; the host of an
+    # endpoint; whether an endpoint may be one of http://; True, or a `ca_file`; more options.
     "virtual_hosted_style_request": "aws_virtual_hosted_style_request",
     "addressing_style": "",
     "account_host": "",
@@ -72,7 +72,7 @@ FORMATS = ("safetensors", "bintensors")
 ALIGNMENTS = (8, 64, 4096)
 SNAPSHOTS = ("host", "device")
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-# Where the number of a file goes in a `filename_pattern`.
+# The place for the number of a file in a `filename_pattern`.
 SUFFIX = "{suffix}"
 _INFINITE = float("inf")
 # The largest integer that the extension module takes.
@@ -104,7 +104,7 @@ def named(
 ) -> dict[str, Any]:
     """Return `tensors` as a new dict, which the caller cannot change during the save, with str for its names.
 
-    `what` is raised where it is no mapping: the class that upstream raises for that framework.
+    `what` is raised if it is not a mapping: the class that upstream raises for the framework.
     """
     if not hasattr(tensors, "keys"):
         raise what(f"expected a dict of str to {value}, found {type(tensors).__name__}")
@@ -119,7 +119,7 @@ def named(
 
 
 def texts(metadata: Mapping[str, str] | None, option: str = "metadata") -> dict[str, str] | None:
-    """Return a copy of the dict `metadata`, which must hold only str that a file can hold, or None."""
+    """Return a copy of the dict `metadata`, which must contain only storable str, or None."""
     if metadata is None:
         return None
     if not hasattr(metadata, "keys"):
@@ -143,16 +143,19 @@ def texts(metadata: Mapping[str, str] | None, option: str = "metadata") -> dict[
     return own
 
 
-# What can be read from and written to.
+# The types that can be read from and written to.
 
 
 def is_path(given: object) -> bool:
-    """Return whether `given` is a path. A file of fsspec may have a path too, and be elsewhere."""
+    """Return whether `given` is a path. A file of fsspec may have a path too, but on another file system."""
     return isinstance(given, (str, bytes)) or (hasattr(given, "__fspath__") and not hasattr(given, "fs"))
 
 
 def is_buffer(given: Any) -> bool:
-    """Return whether `given` is a buffer: not a scalar of NumPy, which has the buffer protocol too."""
+    """Return whether `given` is a buffer.
+
+    NumPy's scalars have the buffer protocol, but are not buffers here.
+    """
     try:
         with memoryview(given) as view:
             return view.ndim > 0
@@ -161,14 +164,14 @@ def is_buffer(given: Any) -> bool:
 
 
 def is_writable(given: object) -> TypeIs[Writable]:
-    """Return whether bytes are written to `given` itself. A path may have a ``write`` too."""
+    """Return whether bytes are written to `given` itself. A path may have a method ``write`` too."""
     return not is_path(given) and callable(getattr(given, "write", None))
 
 
 def no_source(given: object) -> TypeError:
     """Return the error for an object that cannot be read from."""
     is_handle = hasattr(given, "get_tensor")
-    hint = " — an open handle is no source: give what it was opened with" if is_handle else ""
+    hint = " — an open handle is not a source: pass the source that it was opened with" if is_handle else ""
     return TypeError(
         "expected a path as a str, bytes or os.PathLike object, a URL, a file that is open for reading "
         f"bytes, a buffer, a file of fsspec, or ingot.Ranges, found {type(given).__name__}{hint}"
@@ -180,7 +183,7 @@ _READABLE = (("__fspath__",), ("fs", "path"), ("store", "path"), ("getbuffer",),
 
 
 def checked_source(given: Any) -> Any:
-    """Return `given`, which must be something to read from."""
+    """Return `given`, which must be a source."""
     if is_path(given) or any(all(hasattr(given, name) for name in names) for names in _READABLE):
         return given
     if is_buffer(given):
@@ -198,7 +201,7 @@ def checked_sources(given: Any) -> list[Any]:
 
 
 def checked_written(given: Any) -> Any:
-    """Return the path on this machine that `given` is, or an object with a ``write``."""
+    """Return the local path in `given`, or `given` itself if it has a ``write``."""
     return given if is_writable(given) else local_path(given)
 
 
@@ -218,7 +221,7 @@ def _meant(value: object, choices: Iterable[str]) -> str:
 
 
 def nearest(wrong: str, names: Iterable[str]) -> str | None:
-    """Return the name that is most like `wrong`, or None if no name is like it."""
+    """Return the name that is most similar to `wrong`, or None."""
     # Imported here: it is for errors.
     from difflib import get_close_matches
 
@@ -278,7 +281,7 @@ def counted(
         expected = "an int or None" if or_none else "an int"
         raise TypeError(f"{option} must be {expected}, found {type(given).__name__}")
     if not least <= number <= most:
-        # The largest integer that the extension module takes is no limit that a caller would choose.
+        # The largest integer of the extension module is no useful limit to print.
         expected = f"{least} or more, and less than 2^63" if most == _MOST else f"{least} to {most:,}"
         message = f"{option} {brief(number)} is out of range: expected {expected}"
         raise OptionError(message, code=code, expected=expected, found=number)
@@ -329,7 +332,7 @@ def format_for(path: str | bytes, format: str | None) -> str:
 
 
 def is_durable(durable: bool | None) -> bool:
-    """Return whether to flush: `durable`, else what the environment says, else true.
+    """Return whether to flush: `durable` or, if it is None, the setting in the environment or True.
 
     Raises
     ------
@@ -357,7 +360,7 @@ class Existing(NamedTuple):
         return {"overwrite": self.overwrite, "write_options": rare}
 
     def check(self, path: str) -> None:
-        """Raise what a save to `path` would raise if the file that is there may not be replaced."""
+        """Raise the error of a save to `path` if the existing file may not be replaced."""
         check_destination(path, **self._asdict())
 
 
@@ -402,7 +405,7 @@ def checked_durable(durable: bool | None) -> bool | None:
 
 
 def checked_snapshot(snapshot: bool | str) -> bool | str:
-    """Return `snapshot`, which must be a bool or the place of the copies."""
+    """Return `snapshot`, which must be a bool or the location of the copies."""
     return snapshot if isinstance(snapshot, bool) else one_of("snapshot", snapshot, SNAPSHOTS)
 
 
@@ -416,13 +419,13 @@ def checked_shard_size(size: int | str) -> int:
         count = index(size)
     if not 1 <= count < _INFINITE:
         units = f"a str with a unit ({', '.join(UNITS)}), such as '5GB'"
-        message = f"max_shard_size {size!r} is no size: expected an int above 0 for bytes, or {units}"
+        message = f"max_shard_size {size!r} is not a size: expected an int above 0 for bytes, or {units}"
         raise OptionError(message, code="invalid-size", expected=tuple(UNITS), found=size)
     return int(count)
 
 
 def _counted(size: str) -> float:
-    """Return the bytes that a text means, or 0 if it is no size."""
+    """Return the number of bytes in a text, or 0 if it is not a size."""
     # Imported here: few programs write such sizes.
     from re import ASCII, IGNORECASE, fullmatch
 
@@ -458,8 +461,8 @@ def float_code(dtype: Dtype) -> str:
     if code in FLOATS:
         return code
     hint = meant(dtype) if code is None else f"{code} is only read as it is stored, without dtype"
-    words = f"one of {', '.join(FLOATS)}, or what a framework calls one of them{f': {hint}' if hint else ''}"
-    message = f"dtype {dtype!r} is none that floats are converted to: expected {words}"
+    words = f"one of {', '.join(FLOATS)}, or a framework's name for one of them{f': {hint}' if hint else ''}"
+    message = f"dtype {dtype!r} is not one that floats are converted to: expected {words}"
     raise OptionError(message, code="no-conversion", expected=FLOATS, found=dtype)
 
 

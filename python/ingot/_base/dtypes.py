@@ -1,12 +1,12 @@
 """The dtypes of the format, by the names that frameworks call them by.
 
-A framework with another name for one has it in its own module. A caller's dtype is parsed
-here, without an import of any framework.
+If a framework has another name for a dtype, its own module maps it. The dtypes of callers are parsed here,
+without an import of a framework.
 """
 
 from __future__ import annotations
 
-# Header code to name. F6 has no place here, since how 6-bit values are packed is not settled.
+# Header code to name. F6 is missing, since the packing of 6-bit values is not settled.
 NAMES = {
     "BOOL": "bool",
     "U8": "uint8",
@@ -41,10 +41,10 @@ TYPE_STRINGS = {"BOOL": "|b1", "U8": "|u1", "I8": "|i1"} | {
     for size in sizes
 }
 
-# What to do about complex numbers of another width.
+# The hint for complex numbers of another width.
 ANOTHER_COMPLEX = ": convert it to complex64, or save its `.real` and `.imag`"
 
-# Words that do not mean one dtype to all.
+# Words that mean different dtypes in different libraries.
 _AMBIGUOUS = {
     "f4": "F4 in a file and float32 to NumPy",
     "i8": "I8 in a file and int64 to NumPy",
@@ -56,17 +56,17 @@ _AMBIGUOUS = {
 # Every code that a file may have.
 IN_FILES = (*NAMES, "F4", "F6_E2M3", "F6_E3M2")
 
-# Other words for a dtype, in small letters.
+# Other words for a dtype, in lower case.
 _OTHERS = {F4_LOOSE: "F4", F4_PACKED: "F4", "bool_": "BOOL", "half": "F16", "double": "F64"}
-# NumPy's names for types of C that are as wide as one of the others.
+# NumPy's names for C types with the width of another type.
 _OTHERS |= {"intc": "I32", "uintc": "U32", "longlong": "I64", "ulonglong": "U64"}
 _ALL = {code.lower(): code for code in IN_FILES} | CODES | _OTHERS
 _ALL |= {word: code for code, string in TYPE_STRINGS.items() for word in (string, string[1:])}
-# Words in small letters, and codes as a file has them, without ambiguous words.
+# Words in lower case, and codes as in a file, without ambiguous words.
 _WORDS = {word: code for word, code in _ALL.items() if word not in _AMBIGUOUS}
 _WORDS |= {code: code for code in IN_FILES}
 
-# Python's own, as NumPy and torch take them.
+# Python's own types, with NumPy's and torch's meaning.
 _BUILTINS: dict[object, str] = {bool: "bool", int: "int64", float: "float64"}
 
 # Modules before the name of a dtype in its repr.
@@ -74,7 +74,10 @@ _MODULES = ("torch", "numpy", "np", "ml_dtypes", "jax.numpy", "jnp", "tensorflow
 
 
 def word_of(dtype: object) -> str:
-    """Return the word for `dtype` in small letters, without its framework's name; any text for others."""
+    """Return the word for `dtype` in lower case, without its framework's name.
+
+    Other objects return any text.
+    """
     if isinstance(dtype, type):
         return _BUILTINS.get(dtype) or dtype.__name__.lower()
     shown = str(dtype)
@@ -82,14 +85,14 @@ def word_of(dtype: object) -> str:
     if module in _MODULES:
         # Before `name`, since paddle.uint16 has a name of its own, and its repr is paddle.bfloat16.
         return word.lower()
-    # Of NumPy's dtypes and TensorFlow's: str() shows the order of the bytes, or brackets.
+    # For the dtypes of NumPy and TensorFlow, whose str() shows the byte order, or brackets.
     name = getattr(dtype, "name", None)
     return (name if isinstance(name, str) else shown).lower()
 
 
 def code_of(dtype: object) -> str | None:
-    """Return the header's code for a dtype, in any spelling. None if it has none, or several."""
-    # Most words are in the table as they are.
+    """Return the header's code for a dtype in any spelling. None if there is no code, or more than one."""
+    # Most words are in the table unchanged.
     code = _WORDS.get(dtype) if isinstance(dtype, str) else None
     return code or _WORDS.get(word_of(dtype))
 
@@ -100,5 +103,5 @@ def meant(dtype: object) -> str | None:
     if word in _AMBIGUOUS:
         return f"{word!r} is {_AMBIGUOUS[word]}"
     near = word.replace("fp", "f").upper()
-    # A code, since NumPy's own words count bytes: its f8 is float64.
+    # Codes come first, since NumPy's own words count bytes: its f8 is float64.
     return f"did you mean {near!r}?" if near in NAMES else None

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
         wrap: Wrap
 
         def mover(self, device: object) -> Any:
-            """Return a `moves.Move`, which moves a tensor to `device` or reads it there, or None."""
+            """Return a `moves.Move`, which moves a tensor to `device` or reads it there; or None."""
 
         def at(self, tensor: Any, index: Any) -> Any:
             """Return ``tensor[index]`` by the framework's rules."""
 
 
-# What the package index calls this package: there `ingot` is another one.
+# The name of this package on the package index, where `ingot` is another package.
 DISTRIBUTION = "ingot-tensors"
 
-# Upstream's names, each with the module of this package. A framework is added here and nowhere else.
+# Upstream's names, each with the module of this package. To add a framework, add a line here.
 FRAMEWORKS = {"numpy": "numpy", "np": "numpy", "torch": "torch", "pt": "torch", "pytorch": "torch"}
 FRAMEWORKS |= {"flax": "flax", "jax": "flax", "tensorflow": "tensorflow", "tf": "tensorflow"}
 FRAMEWORKS |= {"mlx": "mlx", "paddle": "paddle"}
@@ -58,7 +58,7 @@ def adapter(framework: str) -> Adapter:
     return found
 
 
-# The packages whose tensors these modules take. jax's arrays are made in jaxlib.
+# The packages whose tensors these modules accept. jax's arrays are created by jaxlib.
 _OWNERS = {name: name for name in ("numpy", "torch", "tensorflow", "mlx", "paddle")}
 _OWNERS |= {"ml_dtypes": "numpy", "jax": "flax", "jaxlib": "flax"}
 
@@ -85,25 +85,25 @@ def checked_tensor(tensor: Any) -> Any:
 
 
 def owner(tensor: Any) -> str | None:
-    """Return the module for the framework of a tensor, whose class may be derived from a framework's."""
+    """Return the module for the framework of a tensor, whose class may be a subclass of the framework's."""
     owners = (_OWNERS.get(kind.__module__.partition(".")[0]) for kind in type(tensor).__mro__)
     return next(filter(None, owners), None)
 
 
 def installing(extra: str) -> str:
     """Return the command that installs an extra of this package."""
-    # In quotes, because zsh takes brackets for a pattern.
+    # In quotes, because zsh treats brackets as a pattern.
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def missing(package: str, error: ImportError, module: str | None = None) -> ImportError:
     """Return `error` with the install command, for a failed import of `package` by `module`.
 
-    The module is named as the package is where it is not given.
+    If `module` is not given, it is the name of the package.
     """
-    # What of mlx is imported is `mlx.core`.
+    # Only `mlx.core` is imported of mlx.
     if error.name not in (package, f"{package}.core"):
-        # The package is there, and something that it needs is not: its own words are the better ones.
+        # The package is installed, but one of its dependencies is not: its own message is better.
         return error
     message = f"ingot.{module or package} needs {package}, which is not installed: {installing(package)}"
     return ModuleNotFoundError(message, name=package)

@@ -16,7 +16,8 @@ from .text import _escaped
 # The most rows that a browser folds and unfolds at once.
 MOST_ROWS = 500
 _LONGEST_TEXT = 400
-# Deeper paths are names with many dots in them. It keeps the walk through the tree from being too deep.
+# The deepest level of modules; the dots in the rest of a path are part of the name. This limits the
+# recursion.
 _DEEPEST = 16
 
 
@@ -35,7 +36,7 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 def tree(rows: Iterable[tuple[str, Sequence[object]]]) -> str:
     """Return names with their columns, by the path of the module before the last dot of a name.
 
-    Modules near the root come first where there are too many rows, so that each has its line.
+    If there are too many rows, modules near the root come first, so that each of them has a line.
     """
     root = _Module()
     for name, columns in rows:

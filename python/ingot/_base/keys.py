@@ -21,7 +21,7 @@ from .text import _escaped, _quoted
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
 
-    # What `checked_keys` returns for a value that is not None.
+    # The result of `checked_keys` for a value that is not None.
     Selector: TypeAlias = str | Glob | tuple[str, ...] | Callable[[TensorInfo], object]
 
     class Tensors(Protocol):
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         def info(self, name: str) -> TensorInfo: ...
 
 
-# What programs put before the names of a module's tensors.
+# Prefixes that programs put before the names of a module's tensors.
 _WRAPPERS = ("state_dict.", "module.", "_orig_mod.", "model.")
-# Names that are compared with one that matches nothing.
+# The most names that are compared with a name that matches nothing.
 _MOST_COMPARED = 10_000
 
 
@@ -110,7 +110,7 @@ def checked_keys(option: str, given: Any) -> Selector | None:
     Raises
     ------
     TypeError
-        `given` is not a selector, or has something other than names.
+        `given` is not a selector, or contains something other than names.
     """
     if given is None or isinstance(given, str | Glob) or callable(given):
         return given  # type: ignore[no-any-return]
@@ -134,7 +134,7 @@ def _wrong_type(option: str, found: str) -> TypeError:
 
 
 def select(tensors: Tensors, keys: Selector | None, drop: Selector | None = None) -> list[str]:
-    """Return the names that `keys` selects, or all that are stored, without those that `drop` selects.
+    """Return the names that `keys` selects, or all stored names, without the names that `drop` selects.
 
     They are in the order of `keys` if that is an iterable, else in the order of the file.
 
@@ -168,7 +168,7 @@ def _selected(tensors: Tensors, keys: Selector) -> list[str]:
 
 
 def matching(names: Collection[str], keys: str | Glob, path: str | None) -> set[str]:
-    """Return the names that a pattern, or one of several, matches. `names` finds a name quickly.
+    """Return the names that match a pattern or one of several. Lookups in `names` are fast.
 
     Raises
     ------
@@ -198,7 +198,7 @@ def _matcher(pattern: str) -> Callable[[str], object]:
 
 
 def shared_prefix(names: Iterable[str]) -> str:
-    """Return what training programs have put before all names, such as ``module._orig_mod.``; else ''."""
+    """Return the prefix that training programs put before all names, such as ``module._orig_mod.``, or ''."""
     names = [*names]
     prefix = ""
     while names:
@@ -214,7 +214,7 @@ def not_found(
 ) -> TensorNotFoundError:
     """Return the error for a name or a pattern that matches nothing; `is_exact` if it cannot be a pattern."""
     is_pattern = not is_exact and _is_pattern(missed)
-    reason = "no name in the file matches this pattern" if is_pattern else "the file has none of this name"
+    reason = "no name in the file matches this pattern" if is_pattern else "the file has no such tensor"
     hints = [*_hints(names, missed, is_exact)]
     where = "" if path is None else f"{_escaped(path)}: "
     return TensorNotFoundError(

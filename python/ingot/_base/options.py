@@ -1,4 +1,4 @@
-"""Groups of options: documented once in `ingot.typing`, shown and checked by functions that take them."""
+"""Groups of options: documented once in `ingot.typing`, shown and checked by the functions that have them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .keys import checked_keys
 if TYPE_CHECKING:
     from .keys import Selector
 
-    # For overloads: what a call returns depends on one of its options.
+    # For overloads: the type of the result depends on an option.
 
     class WithMetadata(typing.LoadOptions):
         return_metadata: Required[Literal[True]]
@@ -64,7 +64,7 @@ class Loading(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Any], options: Mapping[str, Any], source: object) -> Loading:
-        """Return the options that a caller of `function` gave as keywords. `source` is its source."""
+        """Return the options that a caller of `function` passed as keywords. `source` is its source."""
         if not options and (isinstance(source, str) or checks.is_path(source)):
             # Programs load thousands of small files so.
             return DEFAULT_LOADING
@@ -72,12 +72,12 @@ class Loading(NamedTuple):
 
     @classmethod
     def among(cls, given: Mapping[str, Any]) -> Loading:
-        """Return the options of reading among `given`, which are checked."""
+        """Return the options of reading among the checked arguments `given`."""
         return cls(**{name: given[name] for name in cls._fields if name in given})
 
     @property
     def selects(self) -> bool:
-        """Whether tensors are left out, cut or converted."""
+        """Whether tensors are left out, sliced or converted."""
         return (self.keys, self.drop, self.slices, self.dtype) != (None,) * 4
 
 
@@ -93,7 +93,7 @@ class Saving(NamedTuple):
     atomic: bool = True
     durable: bool | None = None
     progress: bool | typing.Tell = False
-    # None if the caller gave none.
+    # None if the caller passed none.
     checksums: list[str] | None = None
     background: bool = False
     align: int = 8
@@ -108,7 +108,7 @@ class Saving(NamedTuple):
 
     @classmethod
     def among(cls, function: Any, given: Mapping[str, Any]) -> Saving:
-        """Return the options of writing among `given`, which are checked. `function` has the defaults."""
+        """Return the options of writing among the checked arguments `given`. `function` has the defaults."""
         known = {**function._defaults, **given, **(given.get("write_options") or {})}
         return cls(**{name: known[name] for name in cls._fields if name in known})
 
@@ -146,11 +146,11 @@ class Saving(NamedTuple):
         return {"reserve": self.reserve_header, "align": self.align, "checksums": self.checksums or []}
 
     def of_new_file(self) -> dict[str, Any]:
-        """Return the options of a file whose tensors are written one by one, likewise."""
+        """Return the options of a file whose tensors are written one by one, in the same way."""
         return {"reserve": self.reserve_header, "align": self.align, **self.of_named_file()}
 
     def snapshot_of(self) -> str | None:
-        """Return where a background save copies its tensors: "host", "device", or None for no copy."""
+        """Return the location of a background save's copies: "host", "device", or None for no copy."""
         if isinstance(self.snapshot, str):
             return self.snapshot
         return "host" if self.snapshot else None
@@ -160,7 +160,7 @@ class Saving(NamedTuple):
         return {"durable": self.flush, **self.existing._asdict()}
 
 
-# The options that an object with a `write` cannot keep.
+# The options that are not supported for an object with a `write`.
 _OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot", "background")
 
 DEFAULTS: dict[str, Any] = {
@@ -239,7 +239,7 @@ def _check_of(function: Any, name: str) -> Callable[[Any], Any] | None:
 
 
 def _source_of(function: Any) -> str:
-    """Return the name of the parameter for what `function` reads."""
+    """Return the name of the parameter for the source of `function`."""
     kinds: dict[str, Callable[[Any], Any]] = function._kinds
     return next(name for name, check in kinds.items() if check is checks.checked_source)
 
@@ -305,7 +305,7 @@ def _rare(function: Any, given: Any) -> dict[str, Any]:
 def takes(
     options: type = typing.NoOptions, *, rare: tuple[str, ...] | None = None, **defaults: Any
 ) -> Callable[[Function], Function]:
-    """Return a decorator that shows each option of a TypedDict in place of a function's ``**options``.
+    """Return a decorator that shows each option of a TypedDict in the signature instead of ``**options``.
 
     The options are in `inspect.signature`, and in the docstring instead of the entry ``**options``, as their
     group documents them. `rare` are the keys of `write_options` that the function takes, by default all, and
@@ -339,7 +339,7 @@ def takes(
         given = whole.__signature__.parameters.items()
         same = {name: one.default for name, one in given if one.default in (None, False, True, (), ...)}
         whole._usual = {name: value for name, value in same.items() if name != "write_options"}
-        # As forward references, which know the module in which they are resolved.
+        # As forward references, which know their module.
         called: Any = vars(whole)["__init__"] if isinstance(whole, type) else whole
         hints = called.__annotations__
         hints.pop("options", None)
@@ -377,7 +377,7 @@ def check_names(function: Callable[..., Any], options: Mapping[str, Any]) -> Non
     """
     if not options:
         return
-    # A function that takes any keyword has none.
+    # A function that accepts any keyword has no options.
     taken: dict[str, None] | None = getattr(function, "_taken", None)
     for name in options:
         if taken is not None and name not in taken:

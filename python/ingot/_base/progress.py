@@ -104,7 +104,7 @@ class _Tqdm:
 
 
 class _Line:
-    """One line of text. On a terminal it grows; elsewhere, as in a log, it is written once, at the end."""
+    """A line of text. On a terminal it is updated; elsewhere, as in a log, it is written once, at the end."""
 
     def __init__(self, title: str, out: TextIO | None) -> None:
         self._title = title

@@ -1,7 +1,7 @@
 """The results of calls: dataclasses with a short repr, and pickles that name no private module.
 
-Classes keep the module that defines them, where `inspect.getsource`, IPython and type hints look for them. A
-pickle names `ingot` only, so that it can be loaded after a module has moved.
+Classes keep the name of their defining module, which `inspect.getsource`, IPython and type hints need.
+Pickles contain only names in `ingot`, so that they can be loaded after a class has moved to another module.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _LONGEST = 2000
 
 
 class Report:
-    """A dataclass whose repr shows the beginning of long values, and leaves out a None that is a default."""
+    """A dataclass whose repr shows the start of long values, and omits fields with the default None."""
 
     __slots__ = ()
 
-    # In `ingot`, for pickles; by default the name of the class.
+    # The name in `ingot`, for pickles; by default the name of the class.
     _path = ""
     # `TensorInfo` has no fields of its own to be checked.
     __pydantic_config__ = {"arbitrary_types_allowed": True}  # noqa: RUF012
@@ -64,7 +64,7 @@ def _cells(item: object) -> tuple[object, ...]:
 
 
 def restored(path: str, arguments: tuple[Any, ...], named: dict[str, Any] | None = None) -> Any:
-    """Return what a pickle holds: the result of a call of the function or class at `path` in `ingot`."""
+    """Return the contents of a pickle: a call of the function or class at `path` in `ingot`."""
     found: Any = sys.modules["ingot"]
     for name in path.split("."):
         found = getattr(found, name)
@@ -72,7 +72,7 @@ def restored(path: str, arguments: tuple[Any, ...], named: dict[str, Any] | None
 
 
 def reduced(self: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what `__reduce__` of a named tuple returns."""
+    """Return the result of `__reduce__` of a named tuple."""
     return restored, (type(self).__qualname__, tuple(self)), getattr(self, "__dict__", None)
 
 

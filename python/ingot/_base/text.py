@@ -26,7 +26,7 @@ _LONGEST_VALUE = 400
 class _Escapes(dict[int, "str | int"]):
     """Characters that could steer a terminal or hide text, as escapes.
 
-    The same characters as `Quoted` in crates/format escapes, and lone surrogates, which only Python has.
+    Escape the same characters as `Quoted` in crates/format, and lone surrogates, which only Python has.
     """
 
     def __missing__(self, point: int) -> str | int:
@@ -58,7 +58,7 @@ def _quoted(name: object) -> str:
 def located(
     kind: type[E], reason: str, *, path: str | bytes | None = None, tensor: str | None = None, **facts: Any
 ) -> E:
-    """Return an error whose message begins with the file and the tensor that it is about."""
+    """Return an error whose message begins with the file and the tensor."""
     file = "" if path is None else f"{_escaped(path)}: "
     subject = "" if tensor is None else f"tensor {_quoted(tensor)}: "
     return kind(f"{file}{subject}{reason}", path=path, tensor=tensor, **facts)
@@ -72,7 +72,7 @@ def nbytes(size: int) -> str:
 def scaled(number: float, units: tuple[str, ...], gap: str) -> str:
     """Return `number`, at least 1000, with three digits and the unit that leaves it below 1000."""
     number, rest = number / 1000, list(units)
-    # Not 1000, to which three digits would round up.
+    # Below 1000 by the amount that rounding to three digits could add.
     while number >= 999.5 and len(rest) > 1:
         number /= 1000
         rest.pop(0)

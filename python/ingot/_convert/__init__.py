@@ -1,10 +1,10 @@
 """Conversion from other formats: `ingot.convert`.
 
-`formats.resolved` detects the format of a file, a function of `sources` adds its tensors to `Contents`,
-`selection` chooses the tensors of the new file, and `write` writes them one at a time and compares the new
-file with the source before it gets its name. `conversion` puts these together.
+`formats.resolved` detects the format of a file, a function of `sources` adds its tensors to `Contents`, and
+`selection` chooses the tensors of the new file. `write` writes them one at a time, and compares the new file
+with the source before it is renamed. `conversion` combines these steps.
 
-Only `cli` may use this room.
+Only `cli` may import this package.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 _ENDING = ".fetched"
-# Concurrent conversions to one destination whose leftovers are removed.
+# The most names of temporary folders, so at most this many conversions to one destination leave leftovers.
 _AT_ONCE = 8
 # Characters of a name. File systems allow 255 bytes.
 _LONGEST = 60
@@ -142,7 +142,7 @@ class Listed(NamedTuple):
     """The code in a header, or the source's name if no code fits."""
     shape: tuple[int, ...] | None
     nbytes: int | None
-    """As they are stored. None, like the shape, if the tensor cannot be converted."""
+    """The size as stored. None, like the shape, if the tensor cannot be converted."""
     file: str
     """The path of the file that holds it."""
 
@@ -152,7 +152,7 @@ class Listing(NamedTuple):
 
     path: str
     format: str
-    """A word of `FORMATS`."""
+    """A key of `FORMATS`."""
     files: tuple[str, ...]
     tensors: list[Listed]
     left_out: tuple[LeftOut, ...]
@@ -165,7 +165,7 @@ def listed(path: str) -> Listing:
     Raises
     ------
     ConversionError, OSError, ModuleNotFoundError
-        As `ingot.convert`, except errors that only values show.
+        As `ingot.convert`, except errors that are only found while values are read.
     """
     found, word = resolved(path, None, is_whole=False)
     held = limits(source_nbytes(found, FORMATS[word].is_folder), None)._replace(tensors=_ANY_NBYTES)
@@ -230,12 +230,12 @@ def convert(
         which exists or ends in a slash, or `max_shard_size` writes several files with an index, as
         `ingot.split`.
     source_format : str, optional
-        The format of `source`, a word of ``Conversion.source_format``, if it cannot be detected. With it, one
-        part of a checkpoint is converted alone, which is refused otherwise.
+        The format of `source`, a value of ``Conversion.source_format``, for files whose format cannot be
+        detected. It also allows to convert one part of a checkpoint alone.
     format : {"safetensors", "bintensors", "npz"}, optional
         The format to write, for a `destination` with another ending.
     max_shard_size : int or str, optional
-        As for `ingot.split`: the most bytes of a file, such as ``"5GB"``.
+        As for `ingot.split`: the most bytes per file, such as ``"5GB"``.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype, with the values of ``load_file(dtype=)``. Quantised
         tensors of GGUF, which are refused otherwise, are dequantised to it.
@@ -249,9 +249,10 @@ def convert(
     metadata : dict of str to str, optional
         Text to store beside the tensors, added to the metadata of the source.
     max_nbytes : int, optional
-        The most bytes of tensors to unpack a source to. By default a hundred times the size of the source, or
-        1 GiB if that is more, which only files made for it exceed. Other values, as objects, text and names,
-        may take 64 times the size of the source and 128 MiB of memory, or `max_nbytes` if that is more.
+        The most bytes that a source may unpack to. By default a hundred times the size of the source, or 1
+        GiB if that is more; only files made to exhaust memory exceed it. Other values, such as objects, text
+        and names, may take 64 times the size of the source plus 128 MiB of memory, or `max_nbytes` if that is
+        more.
     verify : bool
         Read every tensor of the new file and of the source again and compare them, before the new file gets
         its name.
@@ -259,8 +260,8 @@ def convert(
         The options of a URL (`ingot.StorageOptions`).
     **options
         The options of writing: `ingot.typing.SaveOptions`. `progress` first counts the bytes of a URL, and
-        then, from 0 on, the bytes written and compared. An .npz has no place for `metadata`, `checksums`,
-        `align` and `reserve_header`.
+        then, starting from 0 again, the bytes written and compared. `metadata`, `checksums`, `align` and
+        `reserve_header` do not apply to an .npz.
 
     Returns
     -------
@@ -291,16 +292,17 @@ def convert(
 
     Notes
     -----
-    Names in nested dicts and lists are joined by dots, with positions counted from 0:
-    ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. HDF5 and TensorFlow
-    have paths with slashes, which are kept. A single tensor without a name is called ``tensor``.
+    Names in nested dicts and lists are joined by dots, and positions are counted from 0:
+    ``{"model": {"layers": [w, b]}}`` becomes ``model.layers.0`` and ``model.layers.1``. Paths of HDF5 and
+    TensorFlow keep their slashes. A single tensor without a name is called ``tensor``.
 
-    Aliases of a tensor are kept in the metadata, as by ``save_file(..., shared="alias")`` of `ingot.torch`,
-    and its `load_file` returns them. The tensor is written once, under the first of its names. Different
-    views of one memory are each written in full. An .npz has every name in full, and no metadata.
+    Aliases of a tensor are recorded in the metadata, as by ``save_file(..., shared="alias")`` of
+    `ingot.torch`, and its `load_file` restores them. The tensor is written once, under the first of its
+    names. Different views of the same memory are each written in full. An .npz stores every name in full, and
+    no metadata.
 
-    One tensor is in memory at a time if the source allows it: all are for tensors inside ONNX models, and for
-    compressed Arrow files.
+    One tensor is in memory at a time if the source allows it. Tensors inside ONNX models and compressed Arrow
+    files are all in memory at once.
 
     Examples
     --------
@@ -312,7 +314,7 @@ def convert(
 
 
 def planned(source: Path, destination: Path, **options: Any) -> Conversion:
-    """Return what `convert` would return for a local file, and write nothing."""
+    """Return the result of `convert` for a local file, without writing."""
     defaults = {"format": None, "metadata": None, "storage_options": None}
     given = {"source": source, "destination": destination, **defaults, **options}
     return _converted(given, dry_run=True)
@@ -371,7 +373,7 @@ class _Run(NamedTuple):
         options = ("metadata", "checksums", "align", "reserve_header")
         lost = tuple(name for name in options if getattr(self.how, name) != Saving._field_defaults[name])
         if lost:
-            reason = f"an .npz has no place for {', '.join(lost)}"
+            reason = f"an .npz cannot store {', '.join(lost)}"
             raise OptionError(reason, code="npz-metadata", found=lost)
 
     def report(self, path: str, word: str, contents: Contents, chosen: Selected) -> Conversion:

@@ -1,4 +1,4 @@
-"""One level of names for values in nested dicts and lists.
+"""Flatten nested dicts and lists to one level of names.
 
 The rule: keys and positions from the top down, joined by dots. ``{"model": {"layers": [w, b]}}`` becomes
 ``model.layers.0`` and ``model.layers.1``. Keys are str, or ints in decimal; an empty one is a name like any
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .source import Contents, Entry
 
 LONE = "tensor"
-# Levels of dicts and lists. Real ones have fewer than ten.
+# The deepest nesting of dicts and lists. Real files have fewer than ten levels.
 MAX_DEPTH = 64
-# Bits of a key that is a number. Python refuses to format the longest.
+# The most bits of a key that is a number. Python refuses to format longer ones.
 _MAX_KEY_BITS = 128
 # Bytes of a character of a name, which Python holds once and a header twice.
 _CHARACTER_NBYTES = 4
@@ -33,7 +33,7 @@ def flatten(
 ) -> None:
     """Add the entries that `make` returns for the tensors of `tree`, and leave out the other values.
 
-    A dict or list without tensors is left out as one value.
+    A dict or list without tensors is reported as one value that was left out.
     """
 
     def is_leaf(value: Any) -> bool:
@@ -56,7 +56,7 @@ def flatten(
 
 
 class _Weight(NamedTuple):
-    """The cost of a value, the same in every place."""
+    """The cost of a value, the same wherever it occurs."""
 
     nbytes: int = RECORD_NBYTES
     """The bytes of the records of all leaves, with their names from here on."""
@@ -69,7 +69,7 @@ class _Walk:
     def __init__(self, contents: Contents, is_tensor: Callable[[Any], bool]) -> None:
         self._contents = contents
         self._is_tensor = is_tensor
-        # By identity: a list that is in many places is weighed once.
+        # By identity, since a list that occurs many times is weighed once.
         self._weights: dict[int, _Weight] = {}
 
     def weight(self, value: Any, depth: int) -> _Weight:
@@ -90,7 +90,7 @@ class _Walk:
         nbytes, leaves, height, has_tensors = 0, 0, 0, False
         for key, inner in _items(value):
             one = self.weight(inner, depth + 1)
-            # Keys that are not text are short, or are refused.
+            # Keys that are not text are short, or are rejected.
             length = len(key) if isinstance(key, str) else 1
             nbytes += one.nbytes + one.leaves * (length + 1) * _CHARACTER_NBYTES
             leaves += one.leaves
@@ -103,7 +103,7 @@ class _Walk:
         return self._is_tensor(value) or (known is not None and known.has_tensors)
 
     def leaves(self, keys: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-        """Yield tensors, and dicts and lists that have none, each below its keys."""
+        """Yield tensors, and dicts and lists without tensors, each with its path of keys."""
         if self._is_tensor(value) or not self._has_tensors(value):
             yield keys, value
             return
@@ -111,7 +111,7 @@ class _Walk:
             if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
                 yield from self.leaves((*keys, str(key)), inner)
                 continue
-            # Without the value: a key may be longer than any message.
+            # Without the key, which may be longer than any message.
             kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
             word = repr(key) if key is None or isinstance(key, float) else kind
             if self._has_tensors(inner):

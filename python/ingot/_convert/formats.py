@@ -1,4 +1,4 @@
-"""The formats that are converted from, in one table, and the detection of a file's format."""
+"""The formats that can be converted, in one table, and the detection of a file's format."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def refused(
     expected: Any = None,
     found: Any = None,
 ) -> ConversionError:
-    """Return the error that names the file, the tensor if there is one, and `reason`, which is escaped."""
+    """Return an error that names the file and the tensor, if given. `reason` is escaped."""
     return located(
         ConversionError, reason, path=path, tensor=tensor, code=code, expected=expected, found=found
     )
@@ -30,7 +30,7 @@ def refused(
 
 @contextmanager
 def reading(path: str, title: str, tensor: str | None = None) -> Iterator[None]:
-    """Turn any exception into a `ConversionError`: `path` is not `title`, or is damaged."""
+    """Turn any exception into a `ConversionError`: `path` does not have the format `title`, or is damaged."""
     try:
         yield
     except (SafetensorError, ImportError, MemoryError):
@@ -57,10 +57,11 @@ HELD_GROWTH = 64
 VALUE_NBYTES = 64
 # A list, a dict, an object, a call.
 OBJECT_NBYTES = 256
-# A tensor or a value that is left out: its entry, its place in the header, its line in the report.
+# The cost of a tensor or value that is left out: its entry, its share of the header, and its line in the
+# report.
 RECORD_NBYTES = 2048
 
-# Files of a folder that are counted: checkpoints have fewer.
+# The most files of a folder that are counted. Checkpoints have fewer.
 _MOST_FILES = 10_000
 
 
@@ -76,7 +77,8 @@ class Limits(NamedTuple):
 class Budget:
     """The bytes that one source, in one file or several, has used of its limits.
 
-    Every reader pays here before it makes an object. This bounds its work too, because each step makes one.
+    Every reader pays here before it creates an object. This bounds its work too, because each step creates
+    one.
     """
 
     def __init__(self, path: str, limits: Limits) -> None:

@@ -1,8 +1,8 @@
 """Read pickles of arrays without importing or calling the names in them.
 
-A pickle names classes and functions and calls them. Here a name remains a name. `Machine.calls` has a
-function of this package for each call that files of tensors need; any other call makes a `Foreign` object,
-which can be left out but not converted. Every step is paid for before it is taken.
+A pickle names classes and functions and calls them. Here nothing is imported or called by name.
+`Machine.calls` has a function of this package for each call that files of tensors need; any other call
+creates a `Foreign` object, which can be left out but not converted. Every step is paid for before it runs.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _OBJECTS = (
     *(pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.REDUCE, pickle.NEWOBJ),
     *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.BINPERSID, pickle.BYTEARRAY8, pickle.MARK),
 )
-# Opcodes that make objects in other ways, which files of tensors do not need. DUP, which no pickler writes,
-# would be the shortest way to make work.
+# Opcodes that create objects in ways that files of tensors do not need. DUP, which no pickler writes, would
+# be the cheapest way to cause work.
 _NEVER = (
     *(pickle.DUP, pickle.INST, pickle.OBJ, pickle.NEWOBJ_EX, pickle.PERSID),
     *(pickle.EXT1, pickle.EXT2, pickle.EXT4, pickle.NEXT_BUFFER, pickle.READONLY_BUFFER),
@@ -55,7 +55,7 @@ _KEYS = {
     "load_frozenset": slice(None),
 }
 
-# Bytes that are left in the file if there are this many.
+# The number of remaining bytes of the file, if at least this many remain.
 _SPAN_NBYTES = 1 << 16
 # The encodings of bytes in protocols 0 to 2.
 _ENCODINGS = ("latin1", "latin-1", "utf-8")
@@ -78,7 +78,7 @@ class Foreign(Unusable):
     def fault(self, path: str, name: str) -> ConversionError:
         return refused(
             path,
-            f"the pickle in it asks for more than {self._expected}, and is not run: {_quoted(self._name)} — "
+            f"the pickle in it refers to more than {self._expected}, and is not run: {_quoted(self._name)} — "
             "drop=[…] leaves it out",
             "unsafe-pickle",
             name,
@@ -102,9 +102,9 @@ class Machine(_Base):  # type: ignore[misc]
 
     dispatch: ClassVar[dict[int, Any]] = {}
     expected = "arrays"
-    """The objects that the pickle may ask for, in messages."""
+    """A description for messages of the objects that the pickle may refer to."""
     classes = re.compile(r"numpy\.(ndarray|bool_?|u?int\d+|float\d+|complex\d+)|ml_dtypes\.\w+")
-    """Classes that are arguments, or values of their own."""
+    """Classes that occur as arguments or as values."""
 
     def __init__(self, source: Stream, budget: Budget) -> None:
         self.source = source
@@ -141,7 +141,7 @@ class Machine(_Base):  # type: ignore[misc]
                 return one
         self.pay(arguments)
         if not isinstance(function, Named):
-            raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is no function")
+            raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is not a function")
         if function.name not in self.calls:
             return Foreign(function.name, self.expected)
         return self.calls[function.name](*arguments)
@@ -149,7 +149,7 @@ class Machine(_Base):  # type: ignore[misc]
     def pay(self, value: Any) -> None:
         """Pay for a visit to every part of `value`, as hashing and copying do.
 
-        A list that is in it several times is visited as often: a few bytes may cause any number of visits.
+        A list that occurs several times is visited as often, so a few bytes can cause any number of visits.
         """
         waiting = [value]
         while waiting:
@@ -220,7 +220,7 @@ class Machine(_Base):  # type: ignore[misc]
             self.stack[-1].build(state)
 
     def load_refused(self) -> None:
-        raise pickle.UnpicklingError("an object that is no tensor is refused")
+        raise pickle.UnpicklingError("an object that is not a tensor is refused")
 
 
 def modern(module: str, name: str) -> str:
@@ -335,7 +335,7 @@ class PickledArray(Plain):
 
     @property
     def is_text(self) -> bool:
-        """Whether it has text or times instead of numbers."""
+        """Whether the array contains text or times instead of numbers."""
         return self.fault is None and self.dtype.kind in "SUMm"
 
     def read(self, name: str, dtype: numpy.dtype[Any]) -> Array:

@@ -45,7 +45,7 @@ class LeftOut(Report):
     Attributes
     ----------
     name : str
-        Its place in the source, named as a tensor there would be.
+        Its path in the source, in the form of a tensor name.
     kind : str
         Its type, such as ``"int"``.
     value : str
@@ -80,9 +80,9 @@ class Conversion(Report):
     Attributes
     ----------
     source, destination : str
-        The file or folder that was read, and the one that was written.
+        The source, and the destination.
     source_format, format : str
-        Their formats: one of ``"safetensors"``, ``"torch"``, ``"npz"``, ….
+        The formats of both: one of ``"safetensors"``, ``"torch"``, ``"npz"``, ….
     files : tuple of str
         The files that were written, including an index.
     tensors : int
@@ -90,8 +90,8 @@ class Conversion(Report):
     nbytes : int
         Bytes of their values.
     shared : dict of str to str
-        For each alias of a tensor, the name under which the tensor was written. The aliases are in the
-        metadata, as after ``save_file(..., shared="alias")``.
+        The stored tensor of each alias. The aliases are recorded in the metadata, as by ``save_file(...,
+        shared="alias")``.
     cast : tuple of str
         Tensors that have another dtype now.
     left_out : tuple of LeftOut
@@ -99,7 +99,7 @@ class Conversion(Report):
     dropped : tuple of str
         Tensors that `keys`, `drop` or `root` left out.
     verified : bool
-        Whether every tensor was read again and compared.
+        Whether every tensor was read back and compared.
     prefix : str
         The prefix that programs put before all names of the new file, such as ``module.``, or an empty str.
         `strip_prefix` removes it.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from .source import Contents, Entry
 
-# Bytes and elements of a tensor that are reported at most.
+# The largest number of bytes or elements that a report shows for a tensor.
 _MOST = (1 << 63) - 1
 # An array has fewer bytes than this, also if another of its dimensions is 0.
 _TOO_LONG = 1 << 63
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
 def selected(contents: Contents, choice: Choice) -> Selected:
     """Return the chosen tensors below `root`, each piece of memory once.
 
-    `keys` and `drop` may name values that are not tensors: these are left out anyway.
+    `keys` and `drop` may also name values that are not tensors, which are left out anyway.
     """
     root, entries = choice.root, contents.entries
     below = list(entries) if root is None else _below(contents, root)
@@ -75,7 +75,7 @@ def selected(contents: Contents, choice: Choice) -> Selected:
         seen.add(entry.name)
     if not in_full:
         some = ", ".join(f"{one.name} ({one.kind})" for one in contents.left_out[:3])
-        reason = "no tensor in it is to be converted" + (f"; it has {_escaped(some)}" if some else "")
+        reason = "no tensor in it is selected" + (f"; it has {_escaped(some)}" if some else "")
         raise contents.refusal(reason, "no-tensors")
     dropped = [] if root is None else [one.name for one in entries if not _is_under(one.name, root)]
     dropped += [name for name in names if name not in kept]

@@ -1,4 +1,4 @@
-"""The contents of a source: tensors that are read one at a time, and everything else in it."""
+"""The contents of a source: tensors, which are read one at a time, and other values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _LONGEST_LINE = 1 << 28
 
 
 class Stream:
-    """A file that is read from `begin` to `end`. A number in the file never makes a read pass the end."""
+    """The part of a file from `begin` to `end`. No number in the file makes a read pass the end."""
 
     def __init__(
         self, path: str, file: IO[bytes], begin: int = 0, end: int | None = None, *, has_spans: bool = True
@@ -133,7 +133,7 @@ class Stream:
         return Region(self.path, position, nbytes)
 
     def part(self, region: Region) -> Stream:
-        """Return a stream of a region of this one's file. Only one of them may be read at a time."""
+        """Return a stream of a region of this stream's file. Only one stream may be read at a time."""
         return Stream(self.path, self._file, region.position, region.position + region.nbytes)
 
     def expect_end(self) -> None:
@@ -151,13 +151,16 @@ class Entry:
     """Its dtype in a header, as in FORMAT.md."""
     shape: tuple[int, ...]
     values: Callable[[], Array] | None = None
-    """Reads the values, in any layout. May be called more than once. None if `region` has them."""
+    """A function that reads the values, in any layout.
+
+    May be called more than once. None if `region` has them.
+    """
     memory: Hashable = None
-    """Equal for names of the same tensor. None if the format has no such names."""
+    """A key that is equal for all names of one tensor. None if the format has no aliases."""
     region: Region | None = None
     """The bytes, if the source has them as a file of tensors has: little-endian, in C order."""
     fault: ConversionError | ModuleNotFoundError | None = None
-    """Why it cannot be converted. It may still be left out."""
+    """The reason why it cannot be converted. It may still be left out."""
     stored: tuple[str, int] | None = None
     """The source's name for its dtype and the bytes of its values, if FORMAT.md has no such dtype."""
     file: str | None = None
@@ -172,7 +175,7 @@ class Entry:
 
     @property
     def is_copied(self) -> bool:
-        """Whether the new file has the bytes of the region."""
+        """Whether the new file contains the bytes of the region unchanged."""
         return self.region is not None and self.target == self.code
 
     @property
@@ -194,7 +197,7 @@ class Options(NamedTuple):
     budget: Budget
     dequantize: bool
     values: bool = True
-    """Whether values are wanted. Otherwise no entry is read, and the source may be opened without them."""
+    """Whether values are needed. Otherwise no entry is read, and the source may be opened without them."""
     source_format: str | None = None
     """The format that the caller named."""
     beside: str | None = None
@@ -266,7 +269,7 @@ class Contents(ExitStack):
     def refusal(
         self, reason: str, code: str, tensor: str | None = None, expected: Any = None, found: Any = None
     ) -> ConversionError:
-        """Return the error that names the source, the tensor if there is one, and `reason`."""
+        """Return an error that names the source and the tensor, if there is one. `reason` is escaped."""
         return refused(self.path, reason, code, tensor, expected, found)
 
     def expect(self, name: str, code: str, shape: Sequence[int], found: int) -> None:

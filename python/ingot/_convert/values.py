@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Index = tuple[Any, ...]
 
 _TOO_MANY = 1 << 64
-# Bytes that are converted or compared at a time.
+# The number of bytes that are converted or compared at a time.
 PIECE_NBYTES = 16 << 20
 
 
@@ -55,7 +55,8 @@ def code_of(path: str, name: str, dtype: numpy.dtype[Any]) -> str | None:
     Raises
     ------
     ConversionError
-        They are numbers of a kind that no file of tensors has, such as 128-bit complex ones.
+        The values are numbers of a kind that files of tensors do not support, such as 128-bit complex
+        numbers.
     """
     if dtype.kind in "OSUMmT" or (dtype.kind == "V" and dtype.isbuiltin != 2):
         return None
@@ -69,9 +70,9 @@ def code_of(path: str, name: str, dtype: numpy.dtype[Any]) -> str | None:
 
 
 def no_dtype(path: str, name: str, dtype: str) -> ConversionError:
-    """Return the error for a tensor whose dtype FORMAT.md lacks."""
+    """Return the error for a tensor with a dtype that FORMAT.md lacks."""
     known = tuple(NAMES.values())
-    reason = f"no file of tensors has a dtype for {_escaped(dtype)}: expected one of {', '.join(known)}"
+    reason = f"files of tensors do not support {_escaped(dtype)}: expected one of {', '.join(known)}"
     return refused(path, f"{reason} — drop=[…] leaves it out", "unsupported-dtype", name, known, dtype)
 
 

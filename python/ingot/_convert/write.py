@@ -65,7 +65,7 @@ class Destination(NamedTuple):
 
     @classmethod
     def of(cls, path: str, format: str | None, max_shard_size: int | str | None) -> Destination:
-        """Return the destination of this name. Its ending decides the format if `format` is None."""
+        """Return the destination of this name. If `format` is None, the suffix decides the format."""
         kind = next((kind for kind, ending in _ENDINGS.items() if path.lower().endswith(ending)), None)
         is_slashed = path.endswith(("/", os.sep))
         if max_shard_size is None and not is_slashed and not os.path.isdir(path):
@@ -118,7 +118,7 @@ class Task(NamedTuple):
     """Called with the bytes of each step."""
 
     def one(self, path: str, entries: Sequence[Entry], metadata: Mapping[str, str] | None) -> None:
-        """Write one file and compare it with the source before it gets its name."""
+        """Write one file and compare it with the source before it is renamed."""
         if self.kind == "npz":
             self._arrays(path, entries)
         else:
@@ -237,7 +237,7 @@ class _Piece(NamedTuple):
     name: str
     part: object
     begin: int
-    """In the tensor."""
+    """The position in the tensor."""
     nbytes: int
 
 
@@ -294,7 +294,7 @@ class _Native:
 
 
 class _Npz:
-    """A new .npz, whose members are read in pieces from begin to end."""
+    """A new .npz, whose members are written in pieces from start to end."""
 
     def __init__(self, path: str, stack: ExitStack) -> None:
         self._path = path
@@ -317,8 +317,8 @@ class _Npz:
 def _differs(
     path: str, name: str, expected: object = "the values of the source", found: object = "others"
 ) -> ConversionError:
-    reason = f"what was written is not what was read: expected {expected}, found {found}"
-    cause = "the disk or the source is at fault, and nothing was kept"
+    reason = f"the written data differs from the source: expected {expected}, found {found}"
+    cause = "the disk or the source is faulty, and no file was kept"
     return refused(path, f"{reason} — {cause}", "verification", name, expected, found)
 
 

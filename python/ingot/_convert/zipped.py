@@ -1,8 +1,8 @@
 """Members of ZIP archives, found in the directory at the end after it has been checked.
 
-Two readers of one archive may see different things if names repeat, if members overlap, if the directory and
-a member's own header differ, or if bytes of another archive are before, between or after the members. Such
-archives are refused, and so are encrypted ones.
+Two readers of one archive may see different contents if names repeat, if members overlap, if the directory
+and a member's own header differ, or if bytes of another archive are before, between or after the members.
+Such archives are refused. Encrypted archives are refused too.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _ENCRYPTED = 0x1 | 0x40
 # A member may have its checksum and sizes after its bytes; the longest form of that, in bytes.
 _HAS_DESCRIPTOR, _DESCRIPTOR_NBYTES = 0x8, 24
-# An entry of the directory: the bytes before the name, in which three lengths are at this position.
+# The form of an entry of the directory: the bytes before the name, with three lengths at this position.
 _ENTRY_NBYTES, _LENGTHS, _LENGTHS_AT = 46, struct.Struct("<3H"), 28
 # The end of the directory: two records of large archives, and the record of all archives.
 _END_64, _LOCATOR, _END = struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL"), struct.Struct("<4s4H2LH")
-# In place of numbers that are too large for the last record.
+# The value of numbers that are too large for the last record.
 _IN_END_64 = (0xFFFF, 0xFFFF, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
 
 
@@ -44,7 +44,7 @@ class Member(NamedTuple):
     position: int
     """The position of its bytes in the archive."""
     packed_nbytes: int
-    """In the archive."""
+    """The position in the archive."""
     is_packed: bool
     checksum: int
 
@@ -119,7 +119,7 @@ def _checked(path: str, file: IO[bytes], info: zipfile.ZipInfo) -> int:
     name = file.read(name_length).decode("utf-8" if flags & 0x800 else "cp437", "replace")
     expected = (b"PK\3\4", info.compress_type, 0, info.orig_filename)
     if (signature, method, flags & _ENCRYPTED, name) != expected:
-        raise _refusal(path, info, f"is another in its own header: {_quoted(name)}", "zip-headers")
+        raise _refusal(path, info, f"differs in its own header: {_quoted(name)}", "zip-headers")
     begin: int = info.header_offset + _LOCAL.size + name_length + extra_length
     return begin
 

@@ -252,7 +252,7 @@ impl Error {
                 let nearest = nearest
                     .as_ref()
                     .map(|name| format!(" — did you mean {}?", Quoted(name)));
-                let text = format!("the file has none of this name{}", nearest.unwrap_or_default());
+                let text = format!("the file has no such tensor{}", nearest.unwrap_or_default());
                 ("unknown-tensor", text)
             }
             Error::Slice { fault, .. } => (fault.code(), fault.to_string()),

@@ -47,7 +47,7 @@ def read(contents: Contents) -> None:
         wanted = range(len(schema)) if contents.options.values else _narrowest(schema)
         table = _rewound(source, open_it, pa, wanted).read_all()
         _expect_end(source, pa, is_file, _narrowest(schema))
-        # Offsets and lengths come from the file, and are not checked before.
+        # Offsets and lengths come from the file, and are only checked here.
         table.validate(full=True)
     _add_columns(contents, pa, schema, table.num_rows, lambda number: table.column(number).chunks)
 
@@ -156,13 +156,13 @@ def _expect_end(source: Any, pa: Any, is_file: bool, fields: list[int]) -> None:
 
 
 def _narrowest(schema: Any) -> list[int]:
-    """Return the column that is read fastest: only the batches have the number of rows."""
+    """Return the column that is read fastest: the number of rows is only in the batches."""
 
     def nbits(number: int) -> int:
         try:
             width: int = schema.types[number].bit_width
         except ValueError:
-            # Text and lists have none.
+            # Text and lists have no fixed width.
             width = _WIDEST
         return width
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
-# Bytes that are left in the file if there are this many.
+# The number of remaining bytes of the file, if at least this many remain.
 _SPAN_NBYTES = 1 << 12
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 # First byte to the format of a number, or to a kind of value and the format of its length.

@@ -1,4 +1,4 @@
-"""GGUF, of llama.cpp: plain tensors as they are, quantised ones as F32 if the caller chose a dtype.
+"""GGUF, the format of llama.cpp: plain tensors unchanged, quantised ones as F32 if the caller chose a dtype.
 
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is read here, because every number in it
 has to be checked against the file before it is used; the package gguf decodes blocks of quantised values.
@@ -69,14 +69,15 @@ def _headers(contents: Contents) -> list[_Header]:
         return [first]
     name = PART.fullmatch(os.path.basename(contents.path))
     if name is None or int(name["count"]) != count:
-        reason = f"part {number + 1} of {count} of a model, and its name is not one of such a part: expected "
-        raise contents.refusal(f"{reason}…-{number + 1:05}-of-{count:05}.gguf", "part")
+        expected = f"…-{number + 1:05}-of-{count:05}.gguf"
+        reason = f"part {number + 1} of {count} of a model, but not named like a part: expected {expected}"
+        raise contents.refusal(reason, "part")
     stem, ending = os.path.join(os.path.dirname(contents.path), name["stem"]), name["ending"]
     paths = [f"{stem}-{part:05}-of-{count:05}.{ending}" for part in range(1, count + 1)]
     missing = next((path for path in paths if not os.path.isfile(path)), None)
     if missing is not None:
         if not contents.options.values:
-            # One part may be listed.
+            # Listing also works for one part alone.
             return [first]
         reason = f"part of a model of {count} files: there is no {_quoted(missing)}"
         raise contents.refusal(reason, "missing-file")
@@ -135,7 +136,7 @@ class _Header:
         return -(-position // self._alignment) * self._alignment
 
     def _take_part(self) -> tuple[tuple[int, int], int | None]:
-        """Remove the values that describe the file as one of several, since the new file is not.
+        """Remove the values that describe the file as one of several parts.
 
         Returns its number from 0 and the number of parts, and the number of tensors in all parts.
         """
@@ -190,7 +191,7 @@ class _Header:
         name, dims = self._text(), self._number("<I")
         if dims > _MAX_DIMS:
             raise self._refusal(f"{dims} dimensions: expected {_MAX_DIMS} or fewer", "gguf-dimensions", name)
-        # The last dimension of an array comes first.
+        # GGUF lists the dimensions in reverse order.
         shape = tuple(self._number("<Q") for _ in range(dims))[::-1]
         return _Info(name, shape, self._number("<I"), self._number("<Q"))
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# By the version of the first block: the positions of the width of positions, and of the file's end.
+# For each version of the first block: the position of the width of positions, and of the file's end.
 _END_OF_FILE = {0: (13, 40), 1: (13, 44), 2: (9, 28), 3: (9, 28)}
 _SUPERBLOCK_NBYTES, _END_NBYTES = 64, 8
 # The library's own filters, and h5py's lzf. Any other is a plugin, which is code.
@@ -60,7 +60,7 @@ def keras(contents: Contents) -> None:
 
 
 def _weights(contents: Contents, member: Member) -> IO[bytes] | Window:
-    """Open a member to be read in any order. If values are wanted, its checksum is compared."""
+    """Open a member for random access. If values are needed, its checksum is compared."""
     beside = contents.options.beside
     with contents.reading(), opened_member(contents.path, member) as stream:
         if member.is_packed:
@@ -106,7 +106,7 @@ def _expect_end(file: Any, begin: int) -> None:
 
 
 class _Walk:
-    """The way through all groups, which leaves the file by no link."""
+    """A walk through all groups, which follows no link out of the file."""
 
     def __init__(self, contents: Contents, h5py: Any, archive: Any) -> None:
         self._contents = contents

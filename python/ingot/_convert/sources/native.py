@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def read(contents: Contents) -> None:
-    """Add the tensors in the order of the file, then the names that share one of them, and the metadata."""
-    # Read, not mapped: pages that are read of a mapping stay in memory until it is closed.
+    """Add the tensors in the order of the file, then the aliases, and the metadata."""
+    # Read, not mapped, since read pages of a mapping stay in memory until it is closed.
     file = contents.enter_context(closing(open_checkpoint(contents.path, Loading("pread"), lent=True)))
     infos = {name: file.info(name) for name in file.offset_names()}
     wrap = adapter("numpy").wrap

@@ -32,7 +32,7 @@ MAX_HEADER_NBYTES = 10_000
 _LONGEST_DESCR = 80
 # White space in Python's grammar, which is less than in text.
 _S = r"[ \t\n\r\f]*"
-# A number, or a long one of Python 2, and a tuple of numbers.
+# A number, which may be a long of Python 2, and a tuple of numbers.
 _N = rf"(?:0+|[1-9][0-9]*)L?{_S}"
 _TUPLE = rf"\({_S}(?P<shape>(?:{_N},{_S}(?:{_N}(?:,{_S}{_N})*,?{_S})?)?)\)"
 _HEADER = re.compile(
@@ -42,8 +42,8 @@ _HEADER = re.compile(
     re.DOTALL,
 )
 _DTYPE = re.compile(r"[<>|=]?[?biufcSUVOmMa][0-9]*(\[[0-9a-zA-Z]+\])?")
-# NumPy writes the size of a dtype of another package, and not its name. There is one dtype of each size here.
-# Voids of NumPy's own have no byte order and begin with "|".
+# For a dtype of another package, NumPy writes the size and not the name. Each size has one such dtype here.
+# NumPy's own voids have no byte order and begin with "|".
 _OF_ML_DTYPES = {"<V2": "bfloat16", "<f1": "float8_e5m2"}
 
 
@@ -68,7 +68,7 @@ class Header(NamedTuple):
 
 
 def header(path: str, name: str, stream: IO[bytes]) -> Header | LeftOut:
-    """Read the header at the begin of `stream`. Arrays of records, text or objects are left out."""
+    """Read the header at the start of `stream`. Arrays of records, text or objects are left out."""
     head = stream.read(8)
     if len(head) < 8 or not head.startswith(MAGIC):
         raise _damaged(path, name, "it has no header of NumPy's")
@@ -85,7 +85,7 @@ def header(path: str, name: str, stream: IO[bytes]) -> Header | LeftOut:
     raw = stream.read(length)
     match = _HEADER.fullmatch(raw.decode("utf-8" if major == 3 else "latin-1", "replace"))
     if len(raw) < length or match is None:
-        raise _damaged(path, name, "the header is no description of an array")
+        raise _damaged(path, name, "the header does not describe an array")
     descr = match["descr"].strip("'")
     known = _OF_ML_DTYPES.get(descr)
     if known is None and (not _DTYPE.fullmatch(descr) or descr.lstrip("<>|=")[0] in "SUVOmMa"):

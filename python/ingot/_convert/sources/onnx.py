@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
-# Attributes of a Constant that are its value, with their dtypes in ONNX and their fields.
+# Attributes of a Constant with its value, each with its ONNX dtype and its field.
 _NUMBERS = {
     "value_float": ("F32", "f"),
     "value_floats": ("F32", "floats"),
@@ -52,8 +52,7 @@ def _model(contents: Contents, onnx: Any) -> Any:
         return onnx.ModelProto.FromString(_without_values(stream, "model", stream.end, 0, contents.budget))
 
 
-# A model without the values of its tensors, which the package onnx would read into memory.
-#
+# The structure of a model without the values of its tensors, which the package onnx would read into memory.
 # https://protobuf.dev/programming-guides/encoding/
 
 
@@ -131,7 +130,7 @@ def _encoded(number: int) -> bytes:
 
 
 class _Walk:
-    """The way through all places of a model that have tensors."""
+    """A walk through all places of a model that can have tensors."""
 
     def __init__(self, contents: Contents, onnx: Any) -> None:
         self._contents = contents
@@ -161,7 +160,7 @@ class _Walk:
             # Names grow with the depth: the name of a node is in the names of everything in its graphs.
             self._contents.budget.hold(OBJECT_NBYTES + len(where))
             if node.attribute and where in self._nodes_seen:
-                # Nodes may have the same name.
+                # Different nodes may have the same name.
                 where += f"_{number}"
             self._nodes_seen.add(where)
             for attribute in node.attribute:

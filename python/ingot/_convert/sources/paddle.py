@@ -46,7 +46,7 @@ def read(contents: Contents) -> None:
         if array.fault is not None or array.dtype != numpy.uint16:
             return pickles.entry(path, name, array)
         if is_paddle and not is_marked and source_format is None:
-            reason = "uint16 without a mark of Paddle's, which keeps bfloat16 in it"
+            reason = "uint16 without Paddle's mark, which may be bfloat16 or integers"
             way_out = "source_format='paddle' makes BF16 of it, and source_format='pickle' U16"
             raise contents.refusal(f"{reason}: {way_out}", "unclear-dtype", name, found="uint16")
         return pickles.entry(path, name, array, dtype_of("BF16") if is_marked else None)
@@ -56,7 +56,7 @@ def read(contents: Contents) -> None:
 
 
 class _Joined(PickledArray):
-    """An array that older protocols had to cut, in one piece again."""
+    """Join an array that older pickle protocols had to split."""
 
     def __init__(self, parts: list[PickledArray], shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Machine(Machine):
     def __init__(self, source: Stream, budget: Budget) -> None:
         super().__init__(source, budget)
         self.marked: set[int] = set()
-        """The ids of the arrays that are Paddle's tensors."""
+        """The ids of the arrays that are marked as Paddle's tensors."""
         self.calls |= {"builtins.tuple": self._named, "builtins.eval": self._data}
 
     def _data(self, expression: object = None, names: object = None) -> object:
@@ -105,7 +105,7 @@ def _named_in_table(tree: dict[Any, Any]) -> set[int]:
 
 
 def _join(tree: dict[Any, Any]) -> None:
-    """Join the parts of tensors that were cut."""
+    """Join the parts of tensors that were split."""
     cut = tree.get(_CUT)
     if not isinstance(cut, dict):
         return
@@ -113,5 +113,5 @@ def _join(tree: dict[Any, Any]) -> None:
     for name, how in cut.items():
         parts = [tree.pop(part) for part in how["slices"]]
         if name in tree or not parts or not all(isinstance(part, PickledArray) for part in parts):
-            raise pickle.UnpicklingError(f"the parts of {name!r} are no parts of an array")
+            raise pickle.UnpicklingError(f"the parts of {name!r} are not parts of an array")
         tree[name] = _Joined(parts, tuple(how["OriginShape"]))

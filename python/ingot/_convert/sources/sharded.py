@@ -31,12 +31,12 @@ def read(contents: Contents) -> None:
         listed, shard = weight_map.get(entry.name), files[entry.file]
         if listed != shard:
             words = f"in {_quoted(listed)}" if listed is not None else "in no file"
-            reason = f"tensor {_quoted(entry.name)} is in {_quoted(shard)}, and by the index {words}"
+            reason = f"tensor {_quoted(entry.name)} is in {_quoted(shard)}, but by the index {words}"
             raise contents.refusal(reason, "index-mismatch", entry.name, listed, shard)
     missing = weight_map.keys() - {entry.name for entry in contents.entries}
     if missing:
         name = min(missing)
-        reason = f"tensor {_quoted(name)} is not in {_quoted(weight_map[name])}, where it is by the index"
+        reason = f"tensor {_quoted(name)} is not in {_quoted(weight_map[name])}, where the index expects it"
         raise contents.refusal(reason, "index-mismatch", name, weight_map[name])
 
 

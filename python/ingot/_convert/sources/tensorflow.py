@@ -27,7 +27,7 @@ def read(contents: Contents) -> None:
     """Add the variables of a prefix, of an index file, or of the only checkpoint in a folder."""
     path = contents.path
     if os.path.isdir(path):
-        # Not from the file `checkpoint`, which may name any path.
+        # The file `checkpoint` is ignored, since it may name any path.
         found = sorted(glob.glob(os.path.join(glob.escape(path), "*.index")))
         if len(found) != 1:
             names = ", ".join(_escaped(os.path.basename(name)) for name in found[:5])
@@ -51,7 +51,7 @@ def saved_model(contents: Contents) -> None:
 
 
 def _variables(contents: Contents, prefix: str) -> None:
-    """Add the variables of the checkpoint whose files begin with `prefix`, by their paths in the objects."""
+    """Add the variables of the checkpoint with this file prefix, by their paths in the object graph."""
     tensorflow = contents.library("tensorflow")
     with reading(prefix, contents.title):
         reader = tensorflow.train.load_checkpoint(prefix)

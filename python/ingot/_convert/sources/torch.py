@@ -163,7 +163,7 @@ def _from_other(tensor: Any, dtype: Any, *others: object) -> Any:
 def _odd(what: str, *arguments: object) -> Unusable:
     named = next((one.name for one in arguments if isinstance(one, Named)), None)
     word = what if named is None else f"{what}, {named}"
-    reason = f"no file of tensors has a place for {word} — drop=[…] leaves it out"
+    reason = f"files of tensors cannot store {word} — drop=[…] leaves it out"
     return Unusable(reason, "unsupported-dtype", word)
 
 
@@ -208,7 +208,7 @@ class _Machine(Machine):
 
     def persistent_load(self, pid: Any) -> Any:
         if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage":
-            raise pickle.UnpicklingError("a persistent value that is no storage")
+            raise pickle.UnpicklingError("a persistent value that is not a storage")
         kind, key, count = pid[1], pid[2], pid[4]
         match = _STORAGE.fullmatch(kind.name) if isinstance(kind, Named) else None
         if match is None or not isinstance(key, str) or type(count) is not int or count < 0:
@@ -229,7 +229,7 @@ def _width(word: str) -> int:
 def _archive(found: Contents) -> Any:
     """Load an archive, which `torch.save` writes since 1.6."""
     records = _records(found)
-    # torch writes no checksums after `set_crc32_options(False)`. The last compressed storage is kept.
+    # torch writes no checksums after `set_crc32_options(False)`. The last decompressed storage is cached.
     unpacked = lru_cache(maxsize=1)(partial(contents, found.path, may_lack_checksum=True))
     with found.reading():
         found.budget.hold(records[_PICKLE].nbytes)
