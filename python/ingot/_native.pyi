@@ -86,7 +86,7 @@ class Stream:
 
 @final
 class Statistics:
-    """What the values of one tensor are. Those that are not finite only count as such."""
+    """The statistics of one tensor. Values that are not finite are counted, and otherwise ignored."""
 
     @property
     def count(self) -> int:
@@ -104,7 +104,7 @@ class Statistics:
 
     @property
     def min(self) -> int | float | None:
-        """An int for an integer dtype. None, as all below, where no value is finite."""
+        """An int for an integer dtype. None, like all below, if no value is finite."""
 
     @property
     def max(self) -> int | float | None: ...
@@ -114,7 +114,7 @@ class Statistics:
     def std(self) -> float | None: ...
     @property
     def bins(self) -> list[int]:
-        """How many values lie in each of the equal parts of the range."""
+        """The number of values in each of equal parts of the range."""
 
 def statistics(
     checkpoint: Checkpoint,
@@ -124,35 +124,35 @@ def statistics(
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Statistics | None]:
-    """Say what the values of tensors are; None for those of 6 bits, whose packing is not settled."""
+    """Return the statistics of tensors. None for tensors of 6-bit dtypes, whose packing is not settled."""
 
 @final
 class Distance:
-    """How far apart two tensors are whose values are not all equal; a NaN equals every other.
+    """The distance between two tensors whose values are not all equal. A NaN equals every other NaN.
 
-    None in every field where there is nothing to compare: the shapes are not the same, or bytes differ whose
-    values are not known, as those of 6 bits.
+    All fields are None if the values cannot be compared: the shapes differ, or the bytes differ and the
+    values are not known, as for 6-bit dtypes.
     """
 
     @property
     def different(self) -> int | None:
-        """Values that are not equal: elements; for C64 their real and imaginary parts."""
+        """The number of values that are not equal. An element of C64 has two values."""
 
     @property
     def max_abs(self) -> int | float | None:
-        """The greatest absolute difference. An int, and exact, where both dtypes are of integers."""
+        """The greatest absolute difference: an exact int if both dtypes are integers."""
 
     @property
     def relative_l2(self) -> float | None:
-        """The norm of the difference over that of the first tensor; None where that is zero.
+        """The norm of the difference divided by the norm of the first tensor. None if the latter is zero.
 
-        As below, pairs of NaN and of equal infinities count for nothing, and others that are not finite make
-        it NaN.
+        Here and below, pairs of NaN and of equal infinities are ignored, and other values that are not finite
+        make the result NaN.
         """
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between the two; None where one is zero."""
+        """The cosine of the angle between the two. None if one is zero."""
 
 def distances(
     one: Checkpoint,
@@ -162,7 +162,10 @@ def distances(
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> list[Distance | None]:
-    """Say how far apart the tensors of these names are in two files; None where all values are equal."""
+    """Return the distances of the tensors with these names in two files.
+
+    None if all their values are equal.
+    """
 
 @final
 class TensorInfo:
@@ -212,12 +215,12 @@ class Wrap:
 class Gpu:
     """A GPU that tensors are read onto and saved from by its driver, through pinned memory.
 
-    ``current()`` gives the number of the device among the visible ones, the caller's current stream, and the
-    handle of that. ``allocate(stream, wanted)`` is given codes of dtypes, each with a shape in what the
-    framework stores, and gives for each a tensor for use on that stream, with a DLPack capsule of its memory.
-    ``stream(ordinal)`` returns the caller's current stream on a device, and its handle: a prefetch keeps its
-    device when another one becomes the current one. Without it, that is the stream which was current when the
-    prefetch began. `driver` is a library that does as the driver does, for tests.
+    ``current()`` returns the number of the device among the visible ones, the caller's current stream, and
+    the handle of the stream. ``allocate(stream, wanted)`` receives dtype codes, each with a shape in storage
+    units, and returns for each a tensor for use on that stream, with a DLPack capsule of its memory.
+    ``stream(ordinal)`` returns the caller's current stream on a device, and its handle, so that a prefetch
+    keeps its device if the current device changes. Without `stream`, the stream at the beginning of the
+    prefetch is used. `driver` is the path of a library that replaces the driver, for tests.
     """
 
     def __new__(
@@ -230,10 +233,10 @@ class Gpu:
     ) -> Gpu: ...
 
 def release_pinned() -> None:
-    """Have pinned memory that no copy uses given back now, by a thread; else that is when it is idle."""
+    """Free pinned memory that no copy uses now, on a thread. Otherwise it is freed after some idle time."""
 
 def why_pageable() -> str | None:
-    """Give why memory that GPUs are reached through is not pinned; None where it is."""
+    """Return the reason why memory for copies to GPUs is not pinned. None if it is."""
 
 @final
 class Export:
@@ -252,9 +255,9 @@ class Export:
 class Destinations:
     """Memory of the tensors of a mapping, in its order, to be read into once.
 
-    `memory(name, tensor)` gives the code of the dtype, a DLPack capsule or a writable buffer, and whether the
-    buffer is of a tensor without dimensions; or None for a tensor to leave out. It is asked about those that
-    `export` does not show.
+    `memory(name, tensor)` returns the dtype code, a DLPack capsule or a writable buffer, and whether the
+    buffer is of a tensor without dimensions; or None for a tensor to leave out. It is called for tensors that
+    `export` cannot export.
     """
 
     def __new__(
@@ -336,30 +339,30 @@ class Checkpoint:
         """Return the names of the stored tensors in the order of their data, and then the aliases."""
 
     def metadata(self) -> dict[str, Any] | None:
-        """Give that of the file; that of the index, of any JSON, where there is one."""
+        """Return the metadata of the file, or of the index, whose values may be any JSON."""
 
     def shard_metadata(self) -> dict[str, dict[str, str] | None]:
-        """Give the metadata of each file, by what the index calls it, or by its name."""
+        """Return the metadata of each file, by its name in the index or its file name."""
 
     def shared(self) -> dict[str, tuple[str, tuple[list[int], list[int], int] | None]]:
-        """Give the names that share a tensor, each with the name of that.
+        """Return the aliases, each with the name of its tensor.
 
-        For a part of it also shape, strides and first element, counted in elements of the tensor.
+        An alias of a part of a tensor also has shape, strides and first element, counted in elements.
         """
 
     def shard_of(self, name: str) -> str | None:
-        """Give the path of the file that the tensor is in."""
+        """Return the path of the file that contains the tensor."""
 
     def wrong_total(self) -> tuple[int, int] | None:
-        """Give what the index says of all tensors' bytes, and how many there are, where the two differ."""
+        """Return the total size in the index and the real total, if the two differ."""
 
     def parameter_count(self) -> dict[str, int]: ...
     def info(self, name: str) -> TensorInfo: ...
     def infos(self, *, natural: bool = False) -> list[TensorInfo]:
-        """Give those of all tensors, in the order of the data or in the natural one of their names."""
+        """Return the infos of all tensors, in data order or in the natural order of their names."""
 
     def unsound(self) -> dict[str, HeaderError]:
-        """Give the tensors that a lenient reader left out, each with what reading it raises."""
+        """Return the tensors that a lenient reader left out, each with its exception."""
 
     @property
     def is_sharded(self) -> bool: ...
@@ -388,7 +391,7 @@ class Checkpoint:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> dict[str, Any]:
-        """Give what `tensors` gives, if its bytes are those that digests were taken of."""
+        """Return the result of `tensors`, after its bytes were compared with their digests."""
 
     def tensors(
         self,
@@ -430,7 +433,10 @@ class Checkpoint:
     ) -> list[Any]: ...
     def parts_nbytes(self, wanted: Wanted) -> int: ...
     def outlines(self, wanted: Wanted, wrap: Wrap) -> list[tuple[str, tuple[int, ...]]]:
-        """Give of each the code of its dtype and its shape, as a header would. Refuses what `wrap` does."""
+        """Return the dtype code and the shape of each result, in the form of a header.
+
+        Raises if `wrap` would.
+        """
 
     def fill(
         self,
@@ -442,7 +448,7 @@ class Checkpoint:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Read the wanted parts. With digests, tensors have to be whole, and each be wanted once."""
+        """Read the wanted parts. With digests, tensors must be whole, and each may be requested once."""
 
     def proven_copy(
         self,
@@ -453,7 +459,7 @@ class Checkpoint:
         threads: int | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> Checkpoint:
-        """Return these tensors in memory, if they are what their digests say."""
+        """Return these tensors in memory, if they match their digests."""
 
     def share(self) -> Checkpoint: ...
     def shard_headers(self) -> _ShardHeaders | None: ...
@@ -462,22 +468,22 @@ class Checkpoint:
     def close(self) -> None: ...
 
 def in_natural_order(names: list[str]) -> list[str]:
-    """Give the names as people order them: ``layer.2`` before ``layer.10``."""
+    """Return the names in natural order: ``layer.2`` before ``layer.10``."""
 
 def is_url(text: str) -> bool:
-    """Say whether a text begins as a URL does that is asked for, of whatever scheme; ``file:`` is a path."""
+    """Return whether a text begins like a URL with any scheme except ``file:``, which is a path."""
 
 def shown_url(url: str) -> str:
-    """Give a URL without what may be secret in it; what is none as it is."""
+    """Return a URL without its secrets. Other texts are returned unchanged."""
 
 def local_path(given: str | bytes | PathLike[str] | PathLike[bytes]) -> str | bytes:
-    """Give a path of this machine as a str or as bytes, that of a URL of ``file:`` too; refuse other URLs.
+    """Return a local path as str or bytes, also for a ``file:`` URL. Raises for other URLs.
 
-    Every path that is written to comes through here, and so does every one that is read.
+    Every path that is read from or written to is converted here.
     """
 
 def url_file_name(url: str) -> str:
-    """Say what the file behind a URL is called."""
+    """Return the name of the file behind a URL."""
 
 def fetch_beside(
     url: str,
@@ -487,9 +493,9 @@ def fetch_beside(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[str, bytes]:
-    """Fetch all of the file `name` in the folder of the one behind `url`, `most` bytes at most.
+    """Return the contents of the file `name` in the folder of `url`, which may have at most `most` bytes.
 
-    Its URL comes with it, without the secrets in it.
+    Its URL is returned too, without secrets.
     """
 
 def hub_headers(
@@ -499,9 +505,9 @@ def hub_headers(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> tuple[dict[str, Any] | None, list[tuple[str, dict[str, str] | None, list[TensorInfo]]]] | None:
-    """Ask the Hub for the metadata of an index and for `Checkpoint.headers` of its shards, with one request.
+    """Return the metadata of an index and the `Checkpoint.headers` of its shards, by one request to the Hub.
 
-    None where the Hub gives nothing that can be used. What is wrong with the model, its files tell.
+    None if the Hub's answer cannot be used. The files themselves then show faults of the model.
     """
 
 def serialize(
@@ -517,13 +523,13 @@ def serialize(
 
 @final
 class NewFile:
-    """A file that is yet to be written: header, and tensors that must stay as they are until then."""
+    """A file that will be written: its header, and tensors that must not change before."""
 
     def snapshot(self) -> None:
         """Copy the tensors, so that they may change."""
 
     def write(self, progress: Callable[[int, int], object] | None = None) -> None:
-        """Write the file. `progress` is told bytes done and bytes in all."""
+        """Write the file. `progress` receives the bytes done and the total."""
 
 def prepare(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -543,16 +549,15 @@ def prepare(
     replace_read_only: bool = False,
     checksums: Sequence[str] = ...,
 ) -> NewFile:
-    """Take over all that goes into a file. Nothing is written yet.
+    """Collect the contents of a new file. Nothing is written yet.
 
-    `payload(name, tensor)` gives a DLPack capsule, ``(code, shape, buffer)``, ``(code, shape, fetch)``, of
-    which ``fetch(begin, end)`` gives those bytes as a capsule or a buffer, or, of a tensor in C order on a
-    GPU, ``(code, shape, (gpu, capsule))``: it is saved as what is queued on the caller's current stream
-    leaves it. `export` comes first, with a few
-    hundred tensors at once: its `places` gives the storages that they lie in, and how many elements come
-    before the first of each there. Where it raises or gives None, or what DLPack shows of a tensor is of no
-    use or reaches past its storage, `payload` is called. `views` is the record of names that share one of the
-    tensors; what `metadata` has of this kind is left out.
+    `payload(name, tensor)` returns a DLPack capsule, ``(code, shape, buffer)``, ``(code, shape, fetch)``,
+    where ``fetch(begin, end)`` returns these bytes as a capsule or a buffer, or, for a tensor in C order on a
+    GPU, ``(code, shape, (gpu, capsule))``: the values are those after the work that is queued on the caller's
+    current stream. `export` is tried first, for a few hundred tensors at once: its `places` returns the
+    storages of the tensors, and the position of each tensor's first element in its storage. If it raises or
+    returns None, or if DLPack's description of a tensor is unusable or reaches past its storage, `payload` is
+    called. `views` is the record of aliases; records of aliases in `metadata` are dropped.
     """
 
 def download(
@@ -567,9 +572,10 @@ def download(
     threads: int | None,
     progress: Callable[[int, int], object] | None,
 ) -> tuple[tuple[str, int, int, str | None], list[tuple[str, int, int, str | None]]]:
-    """Fetch what is behind a URL: path, size, bytes that were fetched, SHA-256 if that was compared.
+    """Download a file or model. Return path, size, downloaded bytes, and the SHA-256 if it was compared.
 
-    Then the same of each file of a model of many files, the index last; of a single file an empty list.
+    The list has the same for each file of a model of many files, the index last. It is empty for a single
+    file.
     """
 
 def planned_download(
@@ -581,7 +587,7 @@ def planned_download(
     overwrite: bool,
     replace_read_only: bool,
 ) -> list[tuple[str, int]]:
-    """The files that `download` would make, with their sizes, the index last. Nothing is written."""
+    """Return the files that `download` would write, with their sizes, the index last. Nothing is written."""
 
 def hash(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -595,13 +601,13 @@ def hash_object(
     """Return the hash of a buffer, or of a `Reader` of `_read/source.py`. `name` is for errors."""
 
 def blob_digest(path: str | bytes | PathLike[str] | PathLike[bytes]) -> str | None:
-    """Return the digest that a blob of a content-addressed store has as its name, or None for other files."""
+    """Return the digest that is the name of a blob of a content-addressed store. None for other files."""
 
 def hashes() -> list[str]: ...
 def read_url(
     url: str, take: Callable[[bytes], object], storage_options: Mapping[str, Any] | None = None
 ) -> None:
-    """Call `take` with all bytes behind a URL, a few MiB at a time, in their order."""
+    """Call `take` with all bytes behind a URL, a few MiB at a time, in order."""
 
 def replace_file(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -612,7 +618,7 @@ def replace_file(
     replace_read_only: bool = False,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write a file of any content as a save writes one of tensors. `pieces` are its bytes, in order."""
+    """Write a file of any content in the way of a save. `pieces` are its bytes, in order."""
 
 def check_destination(
     path: str | bytes | PathLike[str] | PathLike[bytes],
@@ -620,7 +626,10 @@ def check_destination(
     overwrite: bool = False,
     replace_read_only: bool = False,
 ) -> None:
-    """Raise what writing to `path` would raise for the file that is there. Nothing is opened or made."""
+    """Raise the error that a write to `path` would raise because of the existing file.
+
+    Nothing is opened or created.
+    """
 
 def stream(
     write: Callable[[bytes], object],
@@ -637,9 +646,9 @@ def stream(
     checksums: Sequence[str] = ...,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Hand the bytes of a file to `write`, a few MiB at a time. The rest as for `prepare`.
+    """Pass the bytes of a file to `write`, a few MiB at a time. Other arguments as for `prepare`.
 
-    For `checksums` the tensors are read once before, since the digests come first.
+    For `checksums` the tensors are read twice, since the digests precede them.
     """
 
 def update_metadata(
@@ -667,10 +676,12 @@ def identity(
     ]
     | None
 ):
-    """Return the setting that holds the identity of requests for `url`, and the identity; None without one.
+    """Return the setting that contains the identity of requests for `url`, and the identity.
 
-    The identity has the fields of `ingot.typing.Identity` in their order. It is None for a signed query, a
-    key of Azure, a password and a token for the Hub or a URL.
+    None if there is none.
+
+    The identity has the fields of `ingot.typing.Identity`, in order. It is None for a signed query, a key of
+    Azure, a password, and a token for the Hub or a URL.
     """
 
 def check_storage_options(given: Mapping[str, Any]) -> None:
@@ -680,7 +691,7 @@ def check_storage_options(given: Mapping[str, Any]) -> None:
 class ShardIndex:
     @staticmethod
     def read(source: str | bytes | PathLike[str] | PathLike[bytes]) -> ShardIndex | None:
-        """Read the index at a path or in a directory, and none of its shards. None for a single file."""
+        """Read the index at a path or in a directory, without its shards. None for a single file."""
 
     @property
     def shards(self) -> list[str]: ...
@@ -689,38 +700,38 @@ class ShardIndex:
 
 @final
 class Sources:
-    """Files, and checkpoints of many, whose tensors go into others."""
+    """Open files and checkpoints whose tensors are copied to other files."""
 
     def __new__(cls, checkpoints: Sequence[Checkpoint], leniency: Leniency = "accept") -> Sources:
         """Take the files of open checkpoints, which are closed afterwards."""
 
     def __len__(self) -> int: ...
     def path(self, source: int) -> str:
-        """Give the path of its index, or of its only file."""
+        """Return the path of the index, or of the only file."""
 
     def findings(self, source: int) -> list[tuple[str, str | None, str, str]]:
-        """Give what a lenient reader found wrong: code, tensor, what was found, and what was done."""
+        """Return the findings of a lenient reader: code, tensor, fault, and remedy."""
 
     def names(self, source: int) -> list[str]:
-        """Give the names of the tensors of one source, in the order of the data, file after file.
+        """Return the tensor names of one source, in data order, file after file.
 
-        After them stand the names that share one of them.
+        The aliases follow.
         """
 
     def infos(self, source: int) -> list[TensorInfo]:
         """Return the info of the same tensors. An alias has its own name and the info of its tensor."""
 
     def shared(self, source: int) -> list[int]:
-        """Give for each of these the number of the tensor."""
+        """Return the number of the tensor of each alias."""
 
     def sizes(self, source: int) -> list[int]:
-        """Give the sizes of the tensors in bytes."""
+        """Return the sizes of the tensors in bytes."""
 
     def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
-        """Give the metadata of each file of a source, by its path."""
+        """Return the metadata of each file of a source, by path."""
 
     def index_metadata(self, source: int) -> dict[str, Any] | None:
-        """Give that of its index, of any JSON, where it has one."""
+        """Return the metadata of the index, if there is one. Its values may be any JSON."""
 
     def write(
         self,
@@ -740,9 +751,8 @@ class Sources:
     ) -> None:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
-        Names that share a tensor share it again. `inherit` says that digests of tensors go with them, else
-        `checksums` are computed; ModelSpec's hash, where `metadata` has one, is that of the source whose data
-        this is.
+        Aliases are kept. If `inherit`, digests of tensors are copied; otherwise `checksums` are computed.
+        ModelSpec's hash in `metadata`, if there is one, must be of the source with the same data.
         """
 
 @final
@@ -769,18 +779,20 @@ class Writer:
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
     @property
     def draft_path(self) -> str:
-        """The name that the file has until the commit, in the directory that it is to be in."""
+        """The name of the file before the commit, in the directory of the destination."""
 
     def commit(self) -> None:
         """Rename the file to its path. Raises `FileExistsError` if a file is there and is not replaced."""
 
     def close(self) -> None: ...
     def disown(self) -> None:
-        """In a forked child: close what belongs to its parent, whose locks would else outlive it here."""
+        """In a child after a fork: close the parent's file, so that its lock does not outlive the parent
+        here.
+        """
 
 @final
 class Aside:
-    """A file that others fill before it gets its name. Later saves sweep up a draft that was left behind."""
+    """A temporary file that callers fill before it is renamed. Later saves remove it if it is left behind."""
 
     @staticmethod
     def create(
@@ -797,15 +809,15 @@ class Aside:
 
 @final
 class ForeignFile:
-    """An open file of any format, in which bytes of tensors stand as a file of tensors has them."""
+    """An open file of any format that contains the bytes of tensors in the form of a file of tensors."""
 
     @staticmethod
     def open(path: str | bytes | PathLike[str] | PathLike[bytes]) -> ForeignFile: ...
     def copy(self, position: int, writer: Writer, name: str, index: Any) -> None:
-        """Copy the bytes from `position` on to what `index` takes of a tensor."""
+        """Copy the bytes from `position` on to the selection of `index` in a tensor."""
 
     def agrees(self, position: int, checkpoint: Checkpoint, name: str, begin: int, nbytes: int) -> bool:
-        """Whether the bytes from `position` on are those of the tensor from its byte `begin` on."""
+        """Return whether the bytes from `position` on equal the tensor's bytes from `begin` on."""
 
 @final
 class Appender:
@@ -823,4 +835,4 @@ class Appender:
     def commit(self) -> None: ...
     def close(self) -> None: ...
     def disown(self) -> None:
-        """As that of a `Writer`."""
+        """As for `Writer`."""

@@ -124,7 +124,9 @@ class HeaderError(SafetensorError, ValueError):
 
 
 class CheckpointError(SafetensorError, ValueError):
-    """The index of a checkpoint breaks a rule of FORMAT.md, or its files differ from it; ``code`` says how.
+    """The index of a checkpoint breaks a rule of FORMAT.md, or its files differ from it.
+
+    ``code`` names the fault.
 
     A missing shard raises the builtin `FileNotFoundError` instead, which names the file, and a directory
     without a checkpoint raises `IsADirectoryError`.
@@ -153,7 +155,7 @@ class StorageError(SafetensorError, OSError):
         self.filename = self.path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # `OSError` keeps `errno` outside of `__dict__`, where pickling does not look.
+        # `OSError` keeps `errno` outside `__dict__`, so pickling does not find it there.
         return _storage_error, (type(self), self.args, self.errno, self.__dict__)
 
 

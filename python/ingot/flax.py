@@ -12,8 +12,8 @@ from the file. Of a sharding each device is given its own part, and what several
 of a sharding over many processes each reads the parts of its devices. On the CPU, tensors at a
 multiple of 64 bytes in a mapped file are views of it, as jax requires; the others are copied.
 
-64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would make them 32-bit
-ones, so they are refused, each tensor by itself. ``F4`` is unpacked, one element to a byte.
+64-bit dtypes (``F64``, ``I64``, ``U64``) need ``jax_enable_x64``. Without it jax would convert them to 32
+bits, so each such tensor is rejected. ``F4`` is unpacked, one element to a byte.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from ._adapters.pieces import Box
 from ._native import Checkpoint
 from ._read.moves import Move
 
-# Where newer releases of jax have it, and where older ones do.
+# The module in newer and in older releases of jax.
 if hasattr(jax, "enable_x64"):
     _64_bits = jax.enable_x64
 else:
@@ -64,7 +64,7 @@ __all__ = ["load", "load_file", "load_state", "save", "save_file", "save_state"]
 Dtype = numpy.dtype[Any]
 Boxes = dict[jax.Device, Box]
 
-# Those that this jax has. One that it lacks blocks the tensors of that dtype only.
+# The dtypes of the installed jax. A missing dtype only affects tensors of that dtype.
 DTYPES = {code for code, name in {**NAMES, "BOOL": "bool_", "F4": F4_LOOSE}.items() if hasattr(jnp, name)}
 
 
@@ -91,7 +91,7 @@ def narrowing(device: Any) -> Move:
 def _placed(device: Any, check: Callable[[Dtype], None] | None) -> Move:
     target = _target(device)
     if target is None or (isinstance(target, jax.Device) and _is_host(target)):
-        # Arrays of the host are used in place, so nothing is read for them.
+        # Arrays on the host are used in place, so no copy is made.
         return partial(_put, target, check)
     if isinstance(target, jax.sharding.Sharding):
         return Spread(target, check)
@@ -106,7 +106,7 @@ def _put(target: Any, check: Callable[[Dtype], None] | None, array: arrays.Array
 
 
 def _keep_64_bits(dtype: Dtype) -> None:
-    # Asked each time, since 64 bits can be switched at any time, and for a `with` block only.
+    # Checked each time, since 64 bits can be switched at any time, also for a `with` block.
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         way_out = 'jax.config.update("jax_enable_x64", True) keeps it'
         message = f"jax without 64 bits would make {dtype} a 32-bit dtype: {way_out}"
@@ -118,7 +118,7 @@ def _is_host(device: jax.Device) -> bool:
 
 
 class Spread(Carrier):
-    """Reads arrays onto the devices of a sharding, each device its own part and nothing else."""
+    """Reads arrays onto the devices of a sharding. Each device gets only its own part."""
 
     __slots__ = ("_check", "_sharding")
 
@@ -145,7 +145,7 @@ class Spread(Carrier):
         under_way: list[jax.Array] = []
         for batch in batches(cut):
             found = _values(checkpoint, wanted, batch, dtypes, reads.threads, self._is_host())
-            # Only now, so that the copies of one batch go on while the next is read.
+            # Only now, so that the copies of one batch run while the next is read.
             jax.block_until_ready(under_way)
             under_way = []
             for piece, values in zip(batch, found, strict=True):
@@ -161,7 +161,8 @@ class Spread(Carrier):
         return [self._assembled(*row) for row in ready]
 
     def _assembled(self, shape: tuple[int, ...], shards: list[jax.Array], dtype: Any) -> jax.Array:
-        # Without a shard nothing else says the dtype. Older versions of jax need a shard, and take no dtype.
+        # Without a shard only the argument has the dtype. Older versions of jax need a shard, and have no
+        # dtype argument.
         lacking = {} if shards else {"dtype": dtype}
         return jax.make_array_from_single_device_arrays(shape, self._sharding, shards, **lacking)
 
@@ -228,7 +229,7 @@ def _values(
         found = checkpoint.parts(part, wrap, threads=threads)
         return [values.reshape(piece.shape) for values, piece in zip(found, batch, strict=True)]
     fresh = [numpy.empty(piece.shape, dtypes[piece.rank]) for piece in batch]
-    # By the shapes that are read, which lack the dimensions that an index adds.
+    # By the shapes that are read, without the dimensions that an index adds.
     shapes = [shape for _, shape in checkpoint.outlines(part, wrap)]
     rows = enumerate(zip(part.names, fresh, shapes, strict=True))
     places = {f"{name} {number}": values.reshape(shape) for number, (name, values, shape) in rows}
@@ -260,7 +261,7 @@ def _target(device: Any) -> Any:
         return device
     platform, _, number = device.partition(":") if isinstance(device, str) else (None, "", str(device))
     try:
-        # By text, so that -1 and True are no numbers of devices.
+        # As text, so that -1 and True do not count as numbers of devices.
         there = {str(place): one for place, one in enumerate(jax.local_devices(backend=platform))}
         # jax takes "" for its default platform.
         return there["" if platform == "" else number or "0"]
@@ -291,10 +292,10 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
 def _puller(array: jax.Array) -> Callable[[_save.Box], arrays.Array]:
     """Return a function that copies a box of `array` to the CPU.
 
-    Not the array itself: jax keeps the copy that it makes of one for NumPy as long as it keeps the array. And
-    each device's part by itself: a slice of all of them would gather the array on every device first.
+    The array itself is not converted, since jax keeps the NumPy copy as long as the array. Each device's part
+    is copied by itself, because a slice of the whole array would gather it on every device first.
     """
-    # Of values on several devices, one copy.
+    # If several devices have the same values, one copy is enough.
     shards = [shard for shard in array.addressable_shards if shard.replica_id == 0]
 
     def pull(box: _save.Box) -> arrays.Array:
@@ -307,7 +308,7 @@ def _puller(array: jax.Array) -> Callable[[_save.Box], arrays.Array]:
 
 
 def _pull(shard: jax.Shard, box: _save.Box, into: arrays.Array) -> None:
-    """Copy what `shard` has of `box`."""
+    """Copy the overlap of `shard` and `box`."""
     offsets = [part.start or 0 for part in shard.index]
     begins = [max(pair) for pair in zip(offsets, box.starts, strict=True)]
     sides = zip(offsets, shard.data.shape, box.starts, box.sizes, strict=True)
@@ -328,7 +329,7 @@ def _not_plain(array: jax.Array) -> str | None:
     if isinstance(array, jax.core.Tracer):
         return "inside jax.jit, jax.grad and the like arrays have no values: save outside of them"
     if jnp.issubdtype(array.dtype, jax.dtypes.extended):
-        return f"{array.dtype} is no dtype of numbers: save jax.random.key_data(key)"
+        return f"{array.dtype} is not a dtype of numbers: save jax.random.key_data(key)"
     if array.is_deleted():
         return "the array was deleted or donated"
     if not array.is_fully_addressable:

@@ -7,8 +7,8 @@
 (4, 3)
 
 mlx keeps arrays in memory that the CPU and the GPU share, so ``device`` moves nothing: ``"cpu"``, ``"gpu"``
-and mlx's own devices are taken where mlx has them. Arrays are copies, since mlx takes no memory but its
-own. It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU only.
+and mlx's own devices are accepted if mlx has them. Arrays are copies, since mlx cannot use memory of others.
+It has neither 8-bit nor 4-bit floats, and computes with ``F64`` on the CPU only.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 DTYPES = {code: getattr(mx, name) for code, name in {**NAMES, "BOOL": "bool_"}.items() if hasattr(mx, name)}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-# By bytes per element: not every dtype has a letter in the buffer protocol.
+# By element size: not every dtype has a letter in the buffer protocol.
 _INTEGERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def _resolve(code: str) -> Callable[[mx.array, tuple[int, ...]], mx.array] | None:
-    """Return None if `mx.array` keeps the dtype, else a function that makes the array from bytes."""
+    """Return None if `mx.array` keeps the dtype, otherwise a function that makes the array from bytes."""
     if code not in DTYPES:
         raise lacks("mlx", code)
     # `mx.array` makes F32 of F64.
@@ -47,7 +47,7 @@ def _resolve(code: str) -> Callable[[mx.array, tuple[int, ...]], mx.array] | Non
 
 
 def _doubles(raw: mx.array, shape: tuple[int, ...]) -> mx.array:
-    # On the CPU, since GPUs have no F64, and now, since mlx would do it when it is first needed.
+    # On the CPU, since GPUs have no F64, and immediately, since mlx would defer it to the first use.
     array = mx.reshape(mx.view(raw, mx.float64, stream=mx.cpu), shape, stream=mx.cpu)
     mx.eval(array)
     return array
@@ -90,7 +90,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     # On the CPU, since GPUs have no F64.
     plain = array if array.ndim else mx.reshape(array, (1,), stream=mx.cpu)
     try:
-        # mlx computes values when they are asked for.
+        # mlx computes values lazily.
         values = memoryview(mx.view(plain, _INTEGERS[array.itemsize], stream=mx.cpu))
     except RuntimeError as error:
         reason = f"mlx has no values for it, as inside mx.compile and mx.vmap: {error}"

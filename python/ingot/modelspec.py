@@ -99,7 +99,7 @@ class ModelSpec(Report):
 
     @property
     def part(self) -> str | None:
-        """The kind of part after the ``/``, such as ``"lora"``, or None for a whole model."""
+        """The kind of part after the ``/``, such as ``"lora"``. None for a whole model."""
         return None if self.architecture is None else self.architecture.partition("/")[2] or None
 
     @property
@@ -122,9 +122,9 @@ class Finding(NamedTuple):
     """
 
     severity: Severity
-    """``"error"`` where the specification says *must*, ``"warning"`` for *should*, ``"note"`` for advice."""
+    """``"error"`` for a *must* of the specification, ``"warning"`` for a *should*, ``"note"`` for advice."""
     key: str
-    """With its prefix: ``"modelspec.title"``."""
+    """The key with its prefix: ``"modelspec.title"``."""
     message: str
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ def read(source: Source | Mapping[str, str], **options: Unpack[HeaderOptions]) -
     Returns
     -------
     ModelSpec or None
-        None where there is no key of ModelSpec.
+        None if there is no key of ModelSpec.
 
     Raises
     ------
@@ -198,8 +198,8 @@ def metadata(
         Other metadata to add.
     **keys : str
         Any other field of `ModelSpec`, such as ``resolution="1024x1024"`` or ``author="..."``. None and an
-        empty text leave one out. For ``hash_sha256`` rather save with ``checksums="modelspec"``, which
-        computes it from the bytes that are written.
+        empty text omit a field. Instead of passing ``hash_sha256``, save with ``checksums="modelspec"``,
+        which computes it from the written bytes.
 
     Returns
     -------
@@ -256,8 +256,8 @@ def validate(
     Returns
     -------
     list of Finding
-        Errors first, then warnings, then notes; empty where all is well. The hash is only checked for its
-        form: `ingot.verify` compares it with the data.
+        The faults: errors first, then warnings, then notes. Only the form of the hash is checked:
+        `ingot.verify` compares it with the data.
 
     Raises
     ------
@@ -273,7 +273,7 @@ def validate(
     source = argument(validate, "source", source, _known)
     spec = source if isinstance(source, ModelSpec) else _spec(_pairs(source, how))
     if spec is None:
-        return [Finding("error", f"{_PREFIX}sai_model_spec", "is missing: the file says nothing of itself")]
+        return [Finding("error", f"{_PREFIX}sai_model_spec", "is missing: the file has no ModelSpec")]
     found = [*_missing(spec), *_malformed(spec)]
     order = ("error", "warning", "note")
     return sorted(found, key=lambda finding: order.index(finding.severity))
@@ -298,7 +298,7 @@ def _pairs(source: Source | Mapping[str, str], how: Loading) -> Mapping[str, Any
         return checkpoint.metadata() or {}
 
 
-# What every file must and should say.
+# The keys that every file must or should have.
 _MUST = ("sai_model_spec", "architecture", "implementation", "title")
 _SHOULD = ("description", "author", "date", "hash_sha256")
 
@@ -333,7 +333,7 @@ def _missing(spec: ModelSpec) -> Iterable[Finding]:
         if not getattr(spec, key):
             yield Finding("error", _PREFIX + key, "is missing: every file must have it")
     category = _category(spec)
-    # Adapters and components may leave out what the model that they belong to says.
+    # Adapters and components may omit keys that their model has.
     if category == "image" and spec.part is None and not spec.resolution:
         yield Finding("error", f"{_PREFIX}resolution", "is missing: a model that makes images must have it")
     if category == "text" and spec.part is None:
@@ -356,7 +356,7 @@ def _malformed(spec: ModelSpec) -> Iterable[Finding]:
         if text:
             yield from (Finding(severity, _PREFIX + key, message) for severity, message in check(text))
     for key in spec.other:
-        yield Finding("note", _PREFIX + key, f"is no key of version {VERSION}")
+        yield Finding("note", _PREFIX + key, f"is not a key of version {VERSION}")
 
 
 def _version(text: str) -> Iterable[Fault]:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "load_file", "load_state", "save", "save_file", "save_state"]
 
-# Header code to what NumPy makes a dtype of.
+# Header code to NumPy's format of the dtype.
 DTYPES = TYPE_STRINGS
 Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
@@ -87,23 +87,23 @@ def load_file(
         a URL, or an object that holds a file, such as an open file, a buffer or `ingot.Ranges`: as for
         `ingot.safe_open`.
     out : dict of str to numpy.ndarray, or to a list of these, optional
-        Read these arrays into existing memory, without a second copy, and return the same objects.
-        They may be strided in any way. They need the shape and the dtype of the data to read, and
-        memory that no other of them has. Several parts of one array go to a list of destinations, with a list
-        of as many indices in `slices`.
+        Read these arrays into existing memory, without a second copy, and return the same objects. They may
+        have any strides. They need the shape and the dtype of the values that are read, and must not overlap.
+        To read several parts of one array, pass a list of destinations here and a list of as many indices in
+        `slices`.
     return_metadata : bool
         Return the metadata too, read from the same version of the file.
     **options
-        What is loaded, and how: `ingot.typing.LoadOptions`.
+        Which arrays are loaded and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
     dict of str to numpy.ndarray
         In the order of `keys`, else of the file, with the shape of the header. With ``"mmap"`` they are views
-        of the mapped file, copy on write: they may be written to, the file does not change, and nothing is
-        read before it is touched; slices that do not lie together in the file, and converted arrays, have
-        memory of their own. ``BF16``, ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked,
-        one element to a byte. With `return_metadata` a tuple of this and of the metadata of the file.
+        of the mapped file, copy on write: writes do not change the file, and data is read when it is first
+        touched. Slices that are not contiguous in the file, and converted arrays, are copies. ``BF16``,
+        ``F8_…`` and ``F4`` are the dtypes of ml_dtypes; ``F4`` is unpacked, one element to a byte. With
+        `return_metadata`, a tuple of the dict and the metadata of the file.
 
     Raises
     ------
@@ -122,17 +122,17 @@ def load_file(
         NumPy lacks a tensor's dtype or has fewer dimensions, ml_dtypes is not installed, or a dtype cannot be
         converted. `ingot.safe_open` reads the other tensors.
     DestinationError
-        An array of `out` has another shape or dtype, may not be written to, or shares memory with another or
-        with itself. Nothing has been read.
+        An array of `out` has another shape or dtype, is read-only, or overlaps another or itself. Nothing has
+        been read.
     StorageError
-        Reading failed. What was read by then is in the arrays of `out`.
+        Reading failed. The arrays of `out` may be partly filled.
     IntegrityError
         A tensor, or the file, differs from its digest (``code`` is ``"digest-mismatch"``); the file
         keeps no digest of a tensor (``"no-digest"``), or a record that cannot be used
         (``"invalid-checksums"``).
     OptionError
-        `backend`, `dtype` or `threads` is not one of the choices; or `slices` or `out` have an array that the
-        other options leave out.
+        `backend`, `dtype` or `threads` is not one of the choices, or the other options leave out an array of
+        `slices` or `out`.
 
     Examples
     --------
@@ -159,7 +159,7 @@ def load(data: Buffer) -> dict[str, Array]:
     Returns
     -------
     dict of str to numpy.ndarray
-        As for `load_file`, but with memory of their own: `data` is copied and may change afterwards.
+        As for `load_file`, with memory of their own: `data` is copied and may change afterwards.
 
     Raises
     ------
@@ -190,20 +190,20 @@ def save(
     Parameters
     ----------
     tensor_dict : dict of str to numpy.ndarray
-        Arrays and NumPy scalars of any layout: Fortran order, strided, reversed, broadcast, big-endian. What
-        is stored is always ``numpy.ascontiguousarray(array)``, little-endian; arrays that are not so already
-        are put in order a few MiB at a time.
+        Arrays and NumPy scalars with any layout: Fortran order, strided, reversed, broadcast, big-endian. The
+        stored values are those of ``numpy.ascontiguousarray(array)``, little-endian; other arrays are packed
+        a few MiB at a time.
     metadata : dict of str to str, optional
         Text to store beside the tensors. Keys that describe the tensors of another file are left out:
         ``ingot.checksums``, ``modelspec.hash_sha256``, ``ingot.shared``, and signatures (``c2pa:manifest``,
         ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``, ``vouch_credential``).
     format : {"safetensors", "bintensors"}
-        What to write.
+        The file format.
 
     Returns
     -------
     bytes
-        The same for the same input (FORMAT.md, "Writing").
+        The same bytes for the same input (FORMAT.md, "Writing").
 
     Raises
     ------
@@ -259,15 +259,14 @@ def save_file(
     tensor_dict, metadata
         As for `save`. Arrays must not change while they are written.
     filename : str, bytes, os.PathLike, or an object with a ``write``
-        Where to write. A file of that name is replaced, also when the arrays were loaded from it. An object
-        such as an open binary file or `io.BytesIO` is given the bytes of the file, a piece at a time
+        Where to write. An existing file is replaced, even if the arrays were loaded from it. An object, such
+        as an open binary file or `io.BytesIO`, gets the bytes of the file in pieces
         (`ingot.typing.Writable`).
     background : bool
-        Return an `ingot.SaveFuture` soon, and write in a thread. What goes wrong while writing is raised by
-        its ``result()``; when its ``staged`` is done, the tensors may change. Such saves follow one another
-        in the order of the calls. The interpreter does not exit before they are done.
-        If a save fails and its future is never asked, the next save warns (`RuntimeWarning`), and the error
-        is printed on standard error at exit.
+        Write in a thread and return an `ingot.SaveFuture` early. Errors while writing are raised by its
+        ``result()``; once its ``staged`` is done, the arrays may change. Background saves run in the order of
+        the calls. The interpreter waits for pending saves at exit. If nothing asks for the result of a failed
+        save, the next save warns (`RuntimeWarning`), and the error is printed on standard error at exit.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
@@ -284,7 +283,7 @@ def save_file(
     StorageError
         Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, DtypeError, SaveError, OptionError
-        As `save` does, and before the disk is touched.
+        As `save` does, before anything is written to the disk.
 
     Examples
     --------
@@ -299,7 +298,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     """Return the code, the shape, and the array or a function that returns its bytes. Copies nothing."""
     if not isinstance(array, (numpy.ndarray, numpy.generic)):
         raise TypeError(f"tensor {_quoted(name)}: expected a numpy.ndarray, found {type(array).__name__}")
-    # Not imported for this: a masked array exists only after an import.
+    # `numpy.ma` is not imported for this check: a masked array exists only after an import.
     masked = modules.get("numpy.ma")
     if masked is not None and isinstance(array, masked.MaskedArray):
         way_out = "save `.filled()`, or data and mask"
@@ -308,7 +307,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
     code = _PLAIN.get(plain.dtype)
     if code is not None:
         return code, plain.shape, plain if plain.ndim else plain.reshape(1)
-    # Dtypes of ml_dtypes are of kind V, as records are; 2 means a registered dtype that is no record.
+    # Dtypes of ml_dtypes have kind V, like records; 2 means a registered dtype that is not a record.
     if plain.dtype.kind in "OSUMmTV" and plain.dtype.isbuiltin != 2:
         reason = f"an array of dtype {plain.dtype} cannot be stored: expected numbers"
         raise located(DtypeError, reason, code="unsupported-dtype", tensor=name, found=str(plain.dtype))
@@ -321,7 +320,7 @@ def payload(name: str, array: Any) -> tuple[str, tuple[int, ...], Any]:
 def _ml_payload(name: str, array: Array) -> tuple[str, tuple[int, ...], Any]:
     """Do as `payload` does, for the dtypes that NumPy itself lacks."""
     dtype = array.dtype
-    # By name, because ml_dtypes need not be imported: the array exists only after an import.
+    # Compared by name, because ml_dtypes need not be imported: such an array exists only after an import.
     code = CODES.get(dtype.name)
     if code is not None:
         # The buffer protocol has no letter for these dtypes: they go as integers of their size and order.
@@ -385,7 +384,7 @@ def payload_in_parts(
     size = numpy.dtype(dtype).itemsize
 
     def fetch(begin: int, end: int) -> Array:
-        # Of F4, two elements make a byte.
+        # Two elements of F4 make a byte.
         first, last = (2 * begin, 2 * end) if code == "F4" else (begin // size, -(-end // size))
         _, _, data = payload(name, gathered(shape, first, last, part))
         if callable(data):
@@ -440,13 +439,13 @@ def _fill(checkpoint: Checkpoint, wanted: Wanted, arrays: Mapping[str, Any], how
 def _memory(name: str, array: Any) -> Memory:
     """Return the code of the array's dtype, and its memory as a buffer.
 
-    Asked of those that `_export` does not show.
+    Called for arrays that `_export` cannot export.
     """
     if not isinstance(array, numpy.ndarray):
         raise moves.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
-        reason = f"no file has the destination's dtype, {array.dtype!r}, as it is in memory"
+        reason = f"files do not have the destination's dtype {array.dtype!r} in this form"
         raise misfit(name, reason, "destination-dtype")
     shown = array if lettered is None else array.view(lettered)
     # The buffer protocol has no shape without dimensions.
@@ -457,15 +456,15 @@ def _memory(name: str, array: Any) -> Memory:
 def _stored(dtype: numpy.dtype[Any]) -> tuple[str | None, numpy.dtype[Any] | None]:
     """Return the code of a dtype, and the dtype to export as if the buffer protocol lacks it.
 
-    Kept, since there may be many arrays, of few dtypes.
+    Cached, since there may be many arrays of few dtypes.
     """
     code = _PLAIN.get(dtype) or (CODES.get(dtype.name) if dtype.isnative else None)
-    # It has no letter for the dtypes of ml_dtypes.
+    # The buffer protocol has no letter for the dtypes of ml_dtypes.
     return code, numpy.dtype(f"V{dtype.itemsize}") if dtype.kind == "V" else None
 
 
 def _shown(dtype: numpy.dtype[Any]) -> str | None:
-    """Return the code of a dtype that the buffer protocol exports as it is, or None."""
+    """Return the code of a dtype that the buffer protocol exports unchanged, or None."""
     code, lettered = _stored(dtype)
     return code if lettered is None else None
 

@@ -39,20 +39,20 @@ from .numpy import Array
 
 __all__ = ["load", "load_file", "save", "save_file"]
 
-# Those that this Paddle has. One that it lacks blocks the tensors of that dtype only. U16 is always one: what
-# Paddle calls uint16 is bfloat16.
+# The dtypes of the installed Paddle. A missing dtype only affects tensors of that dtype. U16 is always
+# missing: Paddle's uint16 is bfloat16.
 DTYPES = {
     code: getattr(paddle, name) for code, name in NAMES.items() if code != "U16" and hasattr(paddle, name)
 }
 _STORED = {dtype: code for code, dtype in DTYPES.items()}
-# Those that Paddle cuts: on other devices than the CPU, tensors of the others are copied whole.
+# The dtypes that Paddle can slice. On other devices than the CPU, tensors of other dtypes are copied whole.
 _CUT = {dtype for code, dtype in DTYPES.items() if code not in ("U32", "U64")}
-# By bytes per element.
+# By element size.
 _INTEGERS = {1: paddle.uint8, 2: paddle.int16, 4: paddle.int32, 8: paddle.int64}
 
 
 def _resolve(code: str) -> None:
-    """Return None: Paddle imports every dtype that it has by DLPack."""
+    """Return None: Paddle imports all its dtypes by DLPack."""
     if code not in DTYPES:
         raise lacks(f"paddle {VERSION}", code)
 
@@ -112,7 +112,7 @@ def _not_plain(tensor: paddle.Tensor) -> str | None:
     """Return why `tensor` has no values to store and the remedy, or None if it has."""
     # An empty tensor needs no values.
     if not tensor._is_initialized() and 0 not in tensor.shape:
-        return "it was never given values"
+        return "it was never initialised"
     if tensor.is_dist():
         return "it is a part of one tensor on many devices: save `paddle.distributed.unshard_dtensor(tensor)`"
     if not tensor.is_dense():

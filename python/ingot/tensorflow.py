@@ -7,8 +7,8 @@
 TensorShape([4, 3])
 
 ``device`` is a name such as ``"cpu"``, ``"/GPU:0"`` or ``"/device:GPU:0"``, a `tf.config.LogicalDevice`, or
-None for where TensorFlow puts new tensors. Tensors are copied there straight from the file. They are no
-views of it: TensorFlow ends the process when it computes with memory that does not start at a multiple of
+None for TensorFlow's default device. Tensors are copied from the file directly to the device. They are not
+views of the file, because TensorFlow crashes if it computes with memory that does not start at a multiple of
 64 bytes. ``F4`` is unpacked, one element to a byte.
 
 Variables, of TensorFlow and of Keras, are saved as their values.
@@ -48,11 +48,12 @@ def _dtype(name: str) -> Any:
         return None
 
 
-# One that it lacks blocks the tensors of that dtype only.
+# A missing dtype only affects tensors of that dtype.
 DTYPES = {
     code: dtype for code, name in {**NAMES, "F4": F4_LOOSE}.items() if (dtype := _dtype(name)) is not None
 }
-# Those that TensorFlow cuts: on other devices than the CPU, tensors of the others are copied whole.
+# The dtypes that TensorFlow can slice. On other devices than the CPU, tensors of other dtypes are copied
+# whole.
 _CUT = {dtype for code, dtype in DTYPES.items() if not code.startswith(("F4", "F8"))}
 
 
@@ -108,9 +109,9 @@ def at(array: arrays.Array, index: Any) -> arrays.Array:
 def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
     """Return NumPy's `payload` of a tensor's or a variable's values.
 
-    Tensors that are not on the CPU have a function for the bytes.
+    Tensors that are not on the CPU have a function that returns the bytes.
     """
-    # A variable of Keras is a class of its own around one of TensorFlow's.
+    # A variable of Keras is a wrapper of another class around one of TensorFlow's.
     plain = tensor if isinstance(tensor, (tf.Tensor, tf.Variable)) else getattr(tensor, "value", None)
     if not isinstance(plain, (tf.Tensor, tf.Variable)):
         raise not_a_tensor(name, tensor, "a tf.Tensor")
@@ -118,7 +119,7 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
         reason = "inside tf.function tensors have no values: save outside of it"
         raise located(SaveError, reason, code="no-values", tensor=name, found=type(tensor).__name__)
     if plain.dtype.is_quantized:
-        # NumPy would take them for the integers that they are made of.
+        # NumPy would treat them as the integers that represent them.
         reason = f"the format has no dtype for {plain.dtype.name}"
         raise located(SaveError, reason, code="unsupported-dtype", tensor=name, found=plain.dtype.name)
     if plain.shape.rank and ":CPU:" not in plain.device and plain.dtype in _CUT:
@@ -129,7 +130,7 @@ def payload(name: str, tensor: Any) -> tuple[str, tuple[int, ...], Any]:
 
 def _in_pieces(name: str, tensor: tf.Tensor | tf.Variable) -> tuple[str, tuple[int, ...], Any]:
     """Return the code, the shape, and a function that copies the bytes to the CPU."""
-    # Checkers think that a size may be unknown, as it is inside tf.function.
+    # For type checkers, for which a size may be unknown, as it is inside tf.function.
     shape: Any = tuple(tensor.shape)
 
     def pull(box: Box) -> arrays.Array:

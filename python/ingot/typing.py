@@ -55,7 +55,7 @@ __all__ = [
 
 #: A file or a directory by its path, or a URL where the function takes one.
 Path = str | bytes | PathLike[str] | PathLike[bytes]
-#: Called with the bytes that are done and those in all.
+#: Called with the bytes done and the total.
 Tell = Callable[[int, int], object]
 #: If True, show a progress bar. If callable, call it with ``(bytes done, bytes in all)``. False and None show
 #: nothing. Anything else is a `TypeError`.
@@ -103,9 +103,9 @@ class Glob:
         return f"ingot.glob({shown}{f', … {rest:,} more' if rest > 0 else ''})"
 
 
-#: Which tensors: the name of one; or a pattern, in which ``*`` is any text and ``?`` one character; or
-#: `ingot.glob` of several; or exact names, in the order of the result; or a callable that returns whether a
-#: tensor is one of them.
+#: Which tensors: the name of one; a pattern, in which ``*`` is any text and ``?`` one character; `ingot.glob`
+#: for several patterns; exact names, in the order of the result; or a callable that returns whether a tensor
+#: is selected.
 Keys = str | Glob | Iterable[str] | Callable[[TensorInfo], object]
 
 #: A dtype by its code in a file or by its name.
@@ -158,15 +158,15 @@ class _HasDtypeAndShape(Protocol):
 #: A tensor to be written: its dtype and its shape, or an object that has both.
 Spec = tuple[Dtype, Sequence[int]] | _HasDtypeAndShape
 
-#: The place to which a background save copies its tensors. True means ``"host"``, False means no copy.
+#: The location of a background save's copies of its tensors. True means ``"host"``, False means no copy.
 Snapshot = bool | Literal["host", "device"]
 #: The format to write.
 Format = Literal["safetensors", "bintensors"]
 #: The alignment of the data section in a file, in bytes.
 Align = Literal[8, 64, 4096]
-#: A digest that a file can keep: of each tensor, or ModelSpec's of the whole data section.
+#: A digest in a file: of each tensor, or ModelSpec's digest of the whole data section.
 Checksum = Literal["blake3", "sha256", "xxh3", "xxh3_128", "modelspec"]
-#: The digests to keep in a file: one or several. True means ``"blake3"``; False and None mean no digest.
+#: The digests to record in a file: one or several. True means ``"blake3"``; False and None mean no digest.
 Checksums = bool | Checksum | Sequence[Checksum] | None
 
 
@@ -190,7 +190,7 @@ Algorithm = Literal[_OwnHash, _Sha, "md5", "blake2b", "blake2s"]
 
 
 class Writable(Protocol):
-    """An object that a `save_file` writes to in place of a file with a name.
+    """An object that `save_file` writes to instead of a file with a name.
 
     A binary file, `io.BytesIO`, ``sys.stdout.buffer``, a pipe, a socket's ``makefile("wb")``, a
     `gzip.GzipFile`, a member of an archive, a file of fsspec, an upload. Its ``write`` is called with the
@@ -199,8 +199,8 @@ class Writable(Protocol):
     remain written.
 
     Options that need a file name raise `OptionError`: ``overwrite=False``, `durable`, `atomic`,
-    `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which are before the data in
-    the file, the tensors are read twice, and must not change meanwhile. A text file raises `TypeError`.
+    `replace_read_only`, `snapshot`, and ``background=True``. With `checksums`, which precede the data in the
+    file, the tensors are read twice, and must not change in between. A text file raises `TypeError`.
     """
 
     def write(self, data: Any, /) -> object:
@@ -209,7 +209,7 @@ class Writable(Protocol):
         Returns
         -------
         int, None or other
-            The number of bytes taken, as for raw files: ``write`` is called again for the rest, and
+            The number of bytes written, as for raw files: ``write`` is called again for the rest, and
             `StorageError` is raised if the number is 0 or too large. A result that is not an int means all
             bytes; None from an `io.RawIOBase` means that it is full and does not block, and raises
             `BlockingIOError`.
@@ -274,9 +274,9 @@ class OpenOptions(HeaderOptions, total=False):
         Reject headers that are valid but not in the form that writers should use (FORMAT.md, "Lenient and
         strict").
     lenient : bool
-        Open a broken file with the tensors that are sound, as `ingot.repair` does; `safe_open.unsound` has
-        the others. `safe_open.keys` of a sharded checkpoint lists the tensors of the index,
-        `safe_open.offset_keys` the sound ones.
+        Open a broken file with its sound tensors, as `ingot.repair` does; `safe_open.unsound` has the others.
+        For a sharded checkpoint, `safe_open.keys` lists the tensors of the index, and `safe_open.offset_keys`
+        the sound ones.
     confine : bool
         Reject symbolic links below the directory of the source, and files with a second name (hard links).
         By default links are followed, because the cache of the Hub consists of links. An index that names
@@ -297,9 +297,9 @@ class ReadOptions(TypedDict, total=False):
     backend : {"auto", "mmap", "pread"}
         As for `ingot.safe_open`.
     threads : int, optional
-        How many threads read at once. By default ``INGOT_THREADS`` in the environment, else one for each
-        core; eight if the file is not in the page cache, and 64 over a network, since waiting threads need
-        no core.
+        The number of threads that read at once. By default ``INGOT_THREADS`` in the environment, else one for
+        each core; eight if the file is not in the page cache, and 64 over a network, since waiting threads
+        need no core.
     progress : bool, None or callable
         If True, show a bar: tqdm's if it is installed, else a line on standard error. A callable is called
         with ``(bytes done, bytes in all)`` about twenty times a second and at the end, and may raise to stop
@@ -318,24 +318,24 @@ class ReadOptions(TypedDict, total=False):
 
 
 class SelectOptions(TypedDict, total=False):
-    """Which tensors are loaded, how much of each, and as what.
+    """Which tensors are loaded, which part of each, and with which dtype.
 
     Attributes
     ----------
     keys : str, ingot.typing.Glob, iterable of str or callable, optional
         Only these tensors, all by default. A str is the name of a tensor, or else a pattern: ``*`` is any
         text and ``?`` one character; brackets are literal. `ingot.glob` takes several patterns. Any other
-        iterable has exact names, and the result their order. A callable is called with the `TensorInfo` of
-        each tensor, and returns whether to load it. Each name and pattern has to match a tensor. An alias
-        has the `TensorInfo` of the tensor that it shares, under its own name.
+        iterable has exact names, and the result has their order. A callable is called with the `TensorInfo`
+        of each tensor, and returns whether to load it. Each name and pattern must match a tensor. An alias
+        has the `TensorInfo` of its tensor, under its own name.
     drop : str, ingot.typing.Glob, iterable of str or callable, optional
-        None of these tensors, as for `keys`. Nothing is read of a tensor that is left out.
+        None of these tensors, as for `keys`. They are not read.
     slices : dict of str to index, optional
         For some of these tensors, the part to read: an index as in ``tensor[...]``, as for
-        `ingot.safe_open.get_slice`. A list may contain a `range` among its ints, which means all of its
+        `ingot.safe_open.get_slice`. A list may contain a `range` among its ints, which stands for all its
         numbers: ``[range(0, 4), range(8, 12)]`` selects eight rows. Row slices read exactly the selected
         bytes. Column slices of a file read at most twice as many if a row of the tensor has 2 KiB or more.
-        From a URL gaps of up to 128 KiB are read too, which takes less time than another request.
+        From a URL, gaps of up to 128 KiB are read too, which is faster than another request.
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,
         ``"bfloat16"``, or the framework's own dtype. The values equal PyTorch's ``tensor.to(dtype)``, and
@@ -355,14 +355,14 @@ class CheckOptions(TypedDict, total=False):
     Attributes
     ----------
     verify : bool
-        Compare the tensors with their digests in the file (`ingot.verify`), or without these with ModelSpec's
-        digest, and return nothing if one differs. The tensors are then copies in their own memory with any
-        backend, compared while they are read. With `slices` or `dtype` the whole tensors are
-        read and compared before they are sliced or converted, which takes memory for them beside the result.
-        Tensors that exist (``out``, ``load_into``) are filled while they are compared: after an
+        Compare the tensors with their digests in the file (`ingot.verify`) or, if there are none, with
+        ModelSpec's digest, and return nothing if one differs. With any backend, the tensors are then copies
+        in their own memory, which are compared while they are read. With `slices` or `dtype`, the whole
+        tensors are read and compared before they are sliced or converted, which takes memory for them besides
+        the result. Existing tensors (``out``, ``load_into``) are filled while they are compared: after an
         `IntegrityError` their content is unspecified.
     expected_sha256 : str, optional
-        The expected SHA-256 of the whole file, which is compared likewise. Reads the whole file.
+        The expected SHA-256 of the whole file, which is then read whole and compared in the same way.
     """
 
     verify: bool
@@ -378,14 +378,14 @@ class FillOptions(ReadOptions, CheckOptions, total=False):
 
 
 class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):
-    """How a file is loaded: what every `load_file` takes beside the options of its framework."""
+    """How a file is loaded: the options of every `load_file` besides those of its framework."""
 
 
 class StateOptions(ReadOptions, CheckOptions, total=False):
     """How a training state is loaded.
 
-    With `keys` and `drop` the result has the selected tensors and what leads to them, and no other values.
-    Without a `backend`, tensors are read into memory of their own.
+    With `keys` and `drop` the result has only the selected tensors and the containers around them. Without a
+    `backend`, tensors are read into memory of their own.
     """
 
     keys: Keys | None
@@ -408,11 +408,11 @@ class WriteOptions(TypedDict, total=False):
     replace_read_only : bool
         Replace a read-only file too.
     snapshot : bool, "host" or "device"
-        With ``background=True``: copy the tensors before the call returns, so that they may change while they
-        are written. True and ``"host"`` copy them to host memory. ``"device"`` copies torch tensors on their
-        own device, which is faster and takes as much device memory until they are written. False copies
-        nothing: the tensors must not change until ``future.staged`` is done. Tensors are saved with the
-        values after the work that is queued on the current stream.
+        With ``background=True``: copy the tensors before the call returns, so that they may change during the
+        save. True and ``"host"`` copy them to host memory. ``"device"`` copies torch tensors on their own
+        device, which is faster and takes as much device memory until they are written. False copies nothing:
+        the tensors must not change until ``future.staged`` is done. The saved values are those after the work
+        that is queued on the current stream.
     """
 
     align: Align
@@ -459,13 +459,13 @@ class SaveOptions(CopyOptions, total=False):
     format : {"safetensors", "bintensors"}, optional
         The format to write. By default bintensors if the file name ends with ``.bt``, else safetensors.
     overwrite : bool
-        Replace an existing file. If False, an existing file raises `FileExistsError`, also one that another
-        process creates during the save.
+        Replace an existing file. If False, `FileExistsError` is raised for an existing file, even if another
+        process creates it during the save.
     atomic : bool
         Write a temporary file in the same directory and rename it, so that readers see the whole old file or
-        the whole new one. If False, overwrite the existing file in place: then a process that has mapped the
-        old file, such as one that loaded it, ends with SIGBUS if the new file is shorter, and sees mixed data
-        otherwise.
+        the whole new one. If False, overwrite the existing file in place: a process that has mapped the old
+        file, such as one that loaded it, then crashes with SIGBUS if the new file is shorter, and otherwise
+        sees mixed data.
     durable : bool, optional
         Flush the file and its directory to the disk before returning. True by default, unless the environment
         has ``INGOT_DURABLE=0``.
@@ -474,11 +474,11 @@ class SaveOptions(CopyOptions, total=False):
         with ``(bytes done, bytes in all)`` about twenty times a second and at the end. It may raise to stop
         the call; an existing file then stays.
     checksums : bool, str or sequence of str, optional
-        Digests to store in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor
+        Digests to record in the metadata, for `ingot.verify` and ``load_file(verify=True)``: of each tensor
         with ``"blake3"`` (also True), ``"sha256"``, ``"xxh3"`` or ``"xxh3_128"``; of the data section as
         ModelSpec defines it with ``"modelspec"``; or one of the former and ``"modelspec"``. They are computed
         while the bytes are written. Digests in `metadata` are removed, since they describe another file. By
-        default none; functions that copy tensors of other files keep the digests of those by default.
+        default none; functions that copy tensors of other files copy their digests by default.
     write_options : dict, optional
         Rarely needed options: `ingot.WriteOptions`.
     """
@@ -506,16 +506,16 @@ class ShardOptions(TypedDict, total=False):
 
 
 class Identity(TypedDict, total=False):
-    """What the callable in ``storage_options={"credentials": …}`` returns.
+    """The result of the callable in ``storage_options={"credentials": …}``.
 
-    It is a dict of these, or an object with them as attributes: keys for S3, a token for every other store. A
-    provider of obstore returns such a dict.
+    A dict of these keys, or an object with them as attributes: keys for S3, a token for every other store.
+    The providers of obstore return such a dict.
     """
 
     #: Keys of S3, or HMAC keys of Google's store. Requests are signed with them.
     access_key_id: str
     secret_access_key: str
-    #: The session of temporary keys; `token` beside keys means the same.
+    #: The session of temporary keys. `token` has the same meaning if there are keys.
     session_token: str | None
     #: Sent as ``Authorization: Bearer …``.
     token: str | None
@@ -535,13 +535,14 @@ class StorageOptions(TypedDict, total=False):
     raises `OptionError`.
     """
 
-    #: Sent as ``Authorization: Bearer …``; beside an `access_key_id` of S3, its `session_token`. By default,
-    #: and with True, what the environment has for the kind of URL (docs/guides/credentials.md). False: none.
+    #: Sent as ``Authorization: Bearer …``; with an `access_key_id` of S3, its `session_token`. By default,
+    #: and with True, the token in the environment for the kind of URL (docs/guides/credentials.md). False:
+    #: none.
     token: str | bool | None
     #: A callable without arguments that returns keys or a token (`Identity`), for every kind of URL. It is
-    #: called on a thread of its own: before the first request, again before the answer expires, after a store
-    #: refused it as expired or unknown, and in a child of a fork. A handle whose callable cannot be pickled
-    #: cannot be pickled. No other identity may be given beside it.
+    #: called on a thread of its own: before the first request, again before the identity expires, after a
+    #: store rejected it as expired or unknown, and in a child after a fork. A handle can only be pickled if
+    #: its callable can. No other identity may be set besides it.
     credentials: Callable[[], Identity | object]
     #: Headers to send besides.
     headers: dict[str, str]
@@ -562,7 +563,7 @@ class StorageOptions(TypedDict, total=False):
     #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
     #: private networks, the services of a cloud. False by default.
     allow_private_redirects: bool
-    #: Where the service is: S3 (by default the endpoint of `credentials` or of the profile,
+    #: The URL of the service: S3 (by default the endpoint of `credentials` or of the profile,
     #: ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``), the Hub (``HF_ENDPOINT``), Google
     #: (``STORAGE_EMULATOR_HOST``) or Azure (``AZURE_STORAGE_ENDPOINT``).
     endpoint: str

@@ -226,18 +226,18 @@ def test_codes_page_agrees_with_the_sources() -> None:
 def test_codes_script_reports_a_code_without_cause_or_remedy(missing: str) -> None:
     found = CODES.Found()
     words = {**WORDS, "hole": {key: text for key, text in WORDS["hole"].items() if key != missing}}
-    assert CODES.faults(found, words) == ["hole: no cause or no mend in docs/reference/codes.toml"]
+    assert CODES.faults(found, words) == ["hole: no cause or no remedy in docs/reference/codes.toml"]
 
 
 def test_codes_script_reports_new_codes() -> None:
     found = CODES.Found()
     found.classes["new-in-rust"].add("HeaderError")
-    assert CODES.faults(found, WORDS) == ["new-in-rust: no cause or no mend in docs/reference/codes.toml"]
+    assert CODES.faults(found, WORDS) == ["new-in-rust: no cause or no remedy in docs/reference/codes.toml"]
 
 
 def test_codes_script_reports_unused_codes() -> None:
     said = CODES.faults(CODES.Found(), {**WORDS, "gone": {"cause": "A.", "mend": "B."}})
-    assert said == ["gone: stands in docs/reference/codes.toml, and no source has it"]
+    assert said == ["gone: is in docs/reference/codes.toml, but not in the sources"]
 
 
 def test_codes_page_has_every_code_of_vectors_and_format() -> None:

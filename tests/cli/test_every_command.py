@@ -195,7 +195,7 @@ def test_meta_leaves_the_weight_map_of_an_index(index: Path, tmp_path: Path) -> 
     for words in (["set", index, "total_size=1"], ["rm", index, "total_size"]):
         ended = run("meta", *words)
         assert ended.code == 2
-        assert "`total_size` is no text" in ended.err
+        assert "`total_size` is not text" in ended.err
     # The output of `meta get --json`.
     copied = tmp_path / "copied.json"
     copied.write_text(json.dumps(good("meta", "get", index, "--json").json()["metadata"]))

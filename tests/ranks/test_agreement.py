@@ -309,7 +309,7 @@ def test_load_into_reads_one_version_on_all_ranks(four, tmp_path):
 def refuses_whole(path):
     own = on_mesh({"rows": torch.zeros(7, 5)}, [0, 1, 2, 3])
     for options in ({"verify": True}, {"expected_sha256": "0" * 64}, {"dtype": "F16"}):
-        with pytest.raises(OptionError, match=f"{next(iter(options))} does not go with ranks") as caught:
+        with pytest.raises(OptionError, match=f"{next(iter(options))} is not supported if ranks") as caught:
             load_into(own, path, read_once="job", **options)
         assert caught.value.code == "not-by-ranks"
     load_into(own, path, read_once=False, verify=True)

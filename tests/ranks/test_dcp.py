@@ -379,8 +379,11 @@ def save_alone(state, path, **options):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"step": 3}, "`step`: files of tensors cannot hold an object"),
-        ({"optimizer": {"param_groups": [{"lr": 1}]}}, "`optimizer.param_groups.*cannot hold an object"),
+        ({"step": 3}, "`step`: files of tensors cannot contain other objects"),
+        (
+            {"optimizer": {"param_groups": [{"lr": 1}]}},
+            "`optimizer.param_groups.*contain other objects",
+        ),
         ({"meta": torch.zeros(3, device="meta")}, "`meta`: a meta tensor has no values"),
     ],
 )

@@ -116,7 +116,7 @@ def test_checkpoint_has_metadata_of_any_json_type(tmp_path: Path) -> None:
 
 def test_checkpoint_with_a_wrong_total_size_warns(tmp_path: Path) -> None:
     write(tmp_path, {A: LEFT, B: RIGHT}, metadata={"total_size": 35})
-    with pytest.warns(UserWarning, match="total_size as 35, and the tensors take 36 bytes"):
+    with pytest.warns(UserWarning, match="total_size as 35, but the tensors have 36 bytes"):
         assert len(opened(tmp_path).get_tensors()) == 4
 
 

@@ -109,7 +109,7 @@ def test_load_file_sends_each_tensor_to_its_device(
 def test_load_file_names_a_tensor_without_a_pattern(
     path: Path, backend: str, door: Door, device: Any
 ) -> None:
-    with raises(ingot.OptionError, "no pattern of device fits", code="no-device") as caught:
+    with raises(ingot.OptionError, "no pattern of device matches", code="no-device") as caught:
         door(path, device, backend)
     assert caught.value.tensor in TENSORS
     assert caught.value.tensor in str(caught.value)

@@ -142,7 +142,7 @@ def test_index_mask_applies_after_conversion(file: Path) -> None:
 
 def test_index_mask_with_a_destination_is_rejected_before_reading(file: Path) -> None:
     out = {"plane": numpy.full(6, -1, numpy.float32)}
-    with pytest.raises(ingot.SliceError, match=r"tensor `plane`: .* only frameworks know") as caught:
+    with pytest.raises(ingot.SliceError, match=r"tensor `plane`: .* only supported by frameworks") as caught:
         ingot.numpy.load_file(file, slices={"plane": ARRAYS["plane"] > 5}, out=out)
     assert (caught.value.code, caught.value.tensor) == ("index", "plane")
     assert (out["plane"] == -1).all()

@@ -210,9 +210,9 @@ def test_inspect_takes_a_configuration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("{", "is no JSON: "),
-        ("\udcff", "is no JSON: "),
-        ("[" * 100_000, "is no JSON: "),
+        ("{", "is not JSON: "),
+        ("\udcff", "is not JSON: "),
+        ("[" * 100_000, "is not JSON: "),
         ("[]", "is not a JSON object: found list"),
         (" " * 10_000_001, "is too large: expected at most 10000000 bytes"),
     ],

@@ -147,9 +147,9 @@ def test_prefetch_reports_a_failing_tensor_alone(tmp_path: Path) -> None:
     ("plan", "kind", "said"),
     [
         (["rows"], TypeError, "plan must be a dict or None, found list"),
-        ({"rows": 3}, TypeError, "tensor `rows`: plan must give None or a slice of ints, found 3"),
-        ({"rows": slice("a")}, TypeError, "tensor `rows`: plan must give None or a slice of ints"),
-        ({"rows": slice(0, 2, 1.0)}, TypeError, "tensor `rows`: plan must give None or a slice of ints"),
+        ({"rows": 3}, TypeError, "tensor `rows`: plan needs None or a slice of ints, found 3"),
+        ({"rows": slice("a")}, TypeError, "tensor `rows`: plan needs None or a slice of ints"),
+        ({"rows": slice(0, 2, 1.0)}, TypeError, "tensor `rows`: plan needs None or a slice of ints"),
         ({"row": None}, ingot.TensorNotFoundError, "`rows`"),
         (
             {"scalar": slice(0, 1)},

@@ -137,7 +137,7 @@ def test_load_file_rejects_a_file_that_is_shortened_between_columns(long: Path, 
 
 def test_load_file_rejects_a_mask_with_a_destination(file: Path) -> None:
     out = {"a.weight": np.zeros(6, np.float32)}
-    with pytest.raises(ingot.SliceError, match="only frameworks know, which goes without a place in out"):
+    with pytest.raises(ingot.SliceError, match="only supported by frameworks, and not together with out"):
         ingot.numpy.load_file(file, slices={"a.weight": ARRAYS["a.weight"] > 0}, out=out)
 
 

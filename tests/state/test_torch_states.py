@@ -330,7 +330,7 @@ UNFIT: dict[str, tuple[Callable[[], Any], str, str]] = {
     "groups": (
         lambda: grown(1),
         "optimizer-state",
-        r"`optimizer`: expected a group of the same 1 parameters as that of '0\.weight'",
+        r"`optimizer`: expected a group with the same 1 parameters as the group of '0\.weight'",
     ),
     "state": (
         lambda: grown(0),
@@ -362,7 +362,9 @@ def test_load_state_rejects_an_optimizer_of_other_parameters(path: Path) -> None
     save_state({"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "n": 1}, path)
     other = network(1)
     some = torch.optim.AdamW(other[0].parameters())  # type: ignore[index]
-    with pytest.raises(ingot.CheckpointError, match="`optimizer`: expected a group of the same 2 parameters"):
+    with pytest.raises(
+        ingot.CheckpointError, match="`optimizer`: expected a group with the same 2 parameters"
+    ):
         load_state(path, into={"model": other, "optimizer": some})
     # Without the names of its parameters.
     with pytest.raises(ingot.CheckpointError, match=r"expected groups of \[2\] parameters, found \[6\]"):

@@ -1,4 +1,4 @@
-"""The part of a distributed tensor that this rank has in its own memory."""
+"""The part of a distributed tensor in this rank's own memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def is_distributed(tensor: object) -> bool:
 
 
 def are_distributed(tensors: Collection[torch.Tensor]) -> bool:
-    """Return whether `is_distributed` may be true of one of these tensors of torch's own classes."""
+    """Return whether `is_distributed` may return True for one of these tensors of torch's own classes."""
     # A list, since there may be many: a generator takes twice as long.
     return any(True in [hasattr(tensor, name) for tensor in tensors] for name in (_ATTRIBUTES[0], *_HOOKS))
 
@@ -77,7 +77,7 @@ def held(tensor: Any) -> Held:
     Raises
     ------
     ValueError
-        Its memory has no values of the tensor. The message names the call that helps.
+        Raise for a tensor whose memory has none of its values. The message names the call that helps.
     """
     if is_dtensor(tensor):
         return _of_mesh(tensor)
@@ -92,13 +92,13 @@ def _of_mesh(tensor: Any) -> Held:
     if any(placement.is_partial() for placement in tensor.placements):
         way_out = "call `.redistribute(placements=…)` with Replicate or Shard in its place first"
         raise ValueError(
-            f"a DTensor with the placement Partial has values that are still to be summed: {way_out}"
+            f"a DTensor with the placement Partial has values that have not been summed yet: {way_out}"
         )
     with torch.no_grad():
         local = tensor.to_local()
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
         kind = type(local).__name__
-        way_out = f"call what takes {kind} to plain tensors, such as `.dequantize()`, first"
+        way_out = f"convert {kind} to plain tensors first, such as by `.dequantize()`"
         raise ValueError(f"a DTensor of {kind} keeps its values elsewhere: {way_out}")
     mesh = tensor.device_mesh
     coordinate = mesh.get_coordinate()
@@ -147,7 +147,7 @@ def _box(shape: Any, begin: Any, size: Any) -> tuple[slice, ...]:
 def identity(tensor: Any) -> tuple[Any, ...]:
     """Return a value that is equal for distributed tensors with the same memory and the same part."""
     if not is_dtensor(tensor) and _is_hooked(tensor):
-        # Its memory may be elsewhere.
+        # The tensor's memory may be in another object.
         return (id(tensor),)
     local, where = tensor, tuple(getattr(tensor, name, None) for name in _ATTRIBUTES)
     if is_dtensor(tensor):

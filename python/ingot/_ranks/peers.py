@@ -1,7 +1,7 @@
 """Messages between ranks: bytes of tensors, objects and failures.
 
-A rank enters a collective only after all ranks agreed that none has failed, so that no rank waits in vain.
-Ranks that wait for a killed rank notice it, and inform the others through the process group's store.
+A rank enters a collective only after all ranks have agreed that none has failed, so that no rank waits in
+vain. Ranks that wait for a killed rank detect it, and inform the others through the process group's store.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Parcels(NamedTuple):
 
 
 class Run:
-    """Memory from which pieces are taken in the order in which they were packed."""
+    """Memory from which pieces are read in the order in which they were packed."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
@@ -118,13 +118,13 @@ class _BackgroundGroup:
     """Connections between the ranks of a group that only their background saves use."""
 
     def __init__(self, gloo: Any, number: int) -> None:
-        #: None after a rank was lost, since they may still contain earlier messages.
+        #: None after a rank was lost, since the connections may still contain earlier messages.
         self.gloo = gloo
         # The same on all ranks.
         self.number = number
 
 
-# They go with the group.
+# They are released with the group.
 _APART: WeakKeyDictionary[Any, _BackgroundGroup] = WeakKeyDictionary()
 
 
@@ -144,8 +144,8 @@ class Peers:
     def apart(self) -> Peers:
         """Return these ranks over separate connections, for a thread beside the program's collectives.
 
-        All ranks call it. The thread then begins no collective of the caller's group, whose order has to be
-        the same on all ranks, and the program may destroy its process groups meanwhile.
+        All ranks call it. The thread then uses no collective of the caller's group, whose order must be the
+        same on all ranks, and the program may destroy its process groups while the thread runs.
         """
         own = _APART.get(self.group)
         numbers = self.gather(own.number if own and own.gloo is not None else 0, "connecting")
@@ -161,7 +161,7 @@ class Peers:
         return there
 
     def leave(self) -> None:
-        """Leave the group: ranks that wait for this one stop waiting, and report that it is gone."""
+        """Leave the group. Ranks that wait for this rank stop waiting and report that it has left."""
         if _APART.get(self.group) is self._apart:
             _APART.pop(self.group, None)
         held = [self._cpu, self._apart]
@@ -173,8 +173,8 @@ class Peers:
     def done(self) -> None:
         """Release the connections of background saves, which wait for the next save.
 
-        Waits of other ranks on them end when all references are gone, and a traceback may keep these peers
-        for long.
+        Waits of other ranks end when all references to the connections are gone, but a traceback may keep
+        this object alive for long.
         """
         self._cpu = self._apart = None
 
@@ -182,7 +182,7 @@ class Peers:
         store = c10d.PrefixStore("connections", self._store)
         timeout = timedelta(seconds=_CONNECT_SECONDS)
         gloo = dist.ProcessGroupGloo(store, self.rank, self.size, timeout=timeout)
-        # A rank may write for any time, since waiting ranks look for lost ones.
+        # A rank may write for any length of time, since waiting ranks detect lost ranks.
         gloo._set_default_timeout(default_pg_timeout)
         return gloo
 
@@ -251,7 +251,7 @@ class Peers:
         return [fact for _, fact, _ in gathered]
 
     def alike(self, what: str, found: list[Any], doing: str) -> None:
-        """Raise if a rank has found something else than the first. All ranks have the same list."""
+        """Raise if a rank has another value than rank 0. All ranks have the same list."""
         for rank, one in enumerate(found):
             if one != found[0]:
                 reason = f"has another {what} than rank 0, {doing}: expected {found[0]!r}, found {one!r}"
@@ -267,13 +267,16 @@ class Peers:
         return False
 
     def _problem(self, fault: BaseException | None, doing: str) -> Problem | None:
-        # Without its cause: that may be a caller's own error, with secrets in it.
+        # Without its cause, which may be a caller's own error that contains secrets.
         return None if fault is None else Problem(self.rank, doing, f"{type(fault).__name__}: {fault}")
 
     def _raise(self, fault: BaseException | None, problems: list[Problem | None], doing: str) -> None:
-        """Raise this rank's error, or else the first rank's that has one. All ranks know of it."""
+        """Raise this rank's error or, if it has none, the error of the first rank with one.
+
+        All ranks know all errors.
+        """
         if fault is not None:
-            fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were told")
+            fault.add_note(f"rank {self.rank} of {self.size}, in {doing}: the other ranks were informed")
             raise fault
         for one in problems:
             if one is not None:
@@ -284,7 +287,7 @@ class Peers:
         given = parcels.received, parcels.sent, parcels.from_each, parcels.to_each
 
         def begin() -> Any:
-            # torch's function asks for what a backend by itself has another name for.
+            # torch's function requires an attribute that a backend itself has under another name.
             if self._apart is not None:
                 return self._cpu.alltoall_base(*given)
             return dist.all_to_all_single(*given, group=self._cpu, async_op=True)
@@ -314,15 +317,15 @@ class Peers:
                 work.wait()
                 return
             fault: BaseException | None = None
-        # Errors of gloo and NCCL, and of a store whose host is gone.
+        # Errors of gloo and NCCL, and of a store whose host is lost.
         except (RuntimeError, dist.DistError) as error:
-            # Its frames hold the connections, as their pending work does.
+            # The frames of the error hold the connections, and so does their pending work.
             fault = error.with_traceback(None)
         work = None
         raise self._lost(doing, fault) from fault
 
     def _lost(self, doing: str, fault: BaseException | None) -> RankError:
-        """Return the error that names a missing rank. Ranks that are alive note it in the store."""
+        """Return an error that names the missing rank. Living ranks record themselves in the store."""
         if self._apart is not None:
             held, self._cpu, self._apart.gloo = [self._cpu, self._apart.gloo], None, None
             _drop(held)
@@ -335,18 +338,18 @@ class Peers:
                 time.sleep(0.05)
                 missing = [rank for rank in missing if not self._store.check([f"here/{rank}"])]
         except (RuntimeError, dist.DistError):
-            return self.error(0, f"hosts the store, and is gone: the others wait in {doing}", "rank-lost")
+            return self.error(0, f"hosts the store and was lost: the others wait in {doing}", "rank-lost")
         if not missing:
             return self.error(self.rank, f"lost its connections in {doing}: {fault}", "rank-lost")
-        return self.error(missing[0], f"is gone, or does not answer: the others wait in {doing}", "rank-lost")
+        return self.error(missing[0], f"was lost or does not answer: the others wait in {doing}", "rank-lost")
 
 
 def _drop(held: list[Any]) -> None:
-    """Close connections that nothing else holds.
+    """Close connections that no other object uses.
 
     Closing waits for their pending work, and so for the other ranks to close theirs: in a thread.
     """
-    # Without another thread, this one waits.
+    # If no thread can be started, this thread waits.
     with suppress(RuntimeError):
         threading.Thread(target=held.clear, name="ingot-ranks-end").start()
 

@@ -1,12 +1,12 @@
 """Plan the reading of a file that many ranks load, so that each byte is read once.
 
-Every rank makes the same plan from the same facts: the tensors of the file, the parts that each rank wants,
-and the nodes of the ranks. A plan opens no file and moves no byte.
+Every rank makes the same plan from the same facts: the tensors of the file, the wanted parts of each rank,
+and the ranks' nodes. A plan opens no file and moves no data.
 
 If the parts of a tensor are long runs and no two ranks want the same bytes, each rank reads its own part. All
-other tensors are *owned*: they are cut into blocks of whole rows, which are dealt out in file order, so that
-each owner reads long runs, of about as many bytes as the others. In each round an owner reads a window of its
-blocks and sends every rank its parts of them.
+other tensors are *owned*: they are split into blocks of whole rows, which are assigned to owners in file
+order, so that each owner reads long runs and about the same number of bytes. In each round, an owner reads a
+window of its blocks and sends every rank its parts of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Tensor(NamedTuple):
 
 
 class Wants(NamedTuple):
-    """What one rank wants, a number for each tensor of the file: 0 for nothing, else of its part."""
+    """The wanted parts of one rank: for each tensor of the file 0 for nothing, or a number of a part."""
 
     parts: list[Part]
     kinds: Sequence[int]
@@ -67,16 +67,16 @@ class Plan(NamedTuple):
     """The plan of some ranks, which read for no others: all ranks, or the ranks of a node."""
 
     ranks: list[int]
-    #: For each tensor its pattern; None if no rank wants any of it.
+    #: The pattern of each tensor; None if no rank wants any of it.
     numbers: list[int | None]
     patterns: list[Pattern]
-    #: For each pattern its blocks; none where each rank reads its part by itself.
+    #: The blocks of each pattern; empty if each rank reads its part by itself.
     cuts: list[Cuts | None]
-    #: For each of the ranks, its spans.
+    #: The spans of each rank.
     owned: list[list[Span]]
 
     def direct(self, rank: int) -> Iterator[tuple[int, Part]]:
-        """Yield the tensors whose parts a rank reads by itself, with its part."""
+        """Yield the tensors whose parts a rank reads by itself, each with its part."""
         pairs = zip(self.patterns, self.cuts, strict=True)
         wanted = [None if cuts else dict(one.wanted).get(rank) for one, cuts in pairs]
         for tensor, number in enumerate(self.numbers):
@@ -84,7 +84,7 @@ class Plan(NamedTuple):
                 yield tensor, part
 
     def rounds(self) -> Iterator[list[tuple[int, list[Block]]]]:
-        """Yield the windows to exchange together: one of each owner that has one left."""
+        """Yield the windows to exchange together: one window of each owner that has one left."""
         turns = [(rank, self._windows(spans)) for rank, spans in zip(self.ranks, self.owned, strict=True)]
         while found := [(rank, window) for rank, windows in turns if (window := next(windows, None))]:
             yield found
@@ -117,14 +117,14 @@ class Cuts(NamedTuple):
 
     boxes: list[Box]
     sizes: list[int]
-    #: The bytes of each block that its most demanding rank wants.
+    #: The most bytes of each block that one rank wants.
     most: list[int]
     #: The bytes before each block, and the total.
     before: list[int]
 
 
 class Pattern(NamedTuple):
-    """Tensors of one shape with the same wanted parts on the same ranks."""
+    """Tensors of one shape whose wanted parts are the same on the same ranks."""
 
     tensor: Tensor
     wanted: tuple[tuple[int, Part], ...]
@@ -159,7 +159,7 @@ class Pattern(NamedTuple):
         return self.tensor.itemsize * count
 
     def most(self, box: Box) -> int:
-        """Return the bytes of the box that the most demanding rank wants."""
+        """Return the largest number of bytes of the box that one rank wants."""
         return self.tensor.itemsize * max(shared(part, box) for _, part in self.wanted)
 
 
@@ -188,7 +188,7 @@ def plan(
     nodes
         The number of each rank's node.
     scope : {"job", "node"}
-        Whether a byte is read once by all ranks, or once on each node that wants it.
+        Whether a byte is read once by all ranks together, or once on each node with a rank that wants it.
     rank
         The rank for which the plan is made.
     """
@@ -198,7 +198,7 @@ def plan(
 
 
 def spread(nodes: Sequence[int]) -> list[int]:
-    """Return the ranks, one of each node in turn, so that a few owners are on many nodes."""
+    """Return the ranks, taking one of each node in turn, so that a few owners are on many nodes."""
     turns: dict[int, int] = {}
     keys = []
     for rank, node in enumerate(nodes):
@@ -246,9 +246,9 @@ def _patterns(
 
 
 def cut(pattern: Pattern, ranks: int, finest: int) -> Cuts:
-    """Return blocks of `finest` bytes at most, none with too much for one rank.
+    """Return blocks of at most `finest` bytes, each with a limited size for every rank.
 
-    Of all owners together a rank then receives no more than a window in a round.
+    In a round, a rank then receives at most a window from all owners together.
     """
     cuts = Cuts([], [], [], [0])
     for box in pattern.boxes():
@@ -306,7 +306,7 @@ def _shares(total: int, read: list[int]) -> list[int]:
 
 
 def sent(part: Part, block: Box) -> tuple[tuple[Box, Box], ...]:
-    """Return the overlap of a block and `part`: boxes in the tensor, and their places in the part."""
+    """Return the overlap of a block and `part`: boxes in the tensor, and their positions in the part."""
     return _sent(part, tuple((side.start, side.stop) for side in block))
 
 

@@ -23,7 +23,7 @@ from .digest import hash
 from .door import open_checkpoint, open_source
 from .stats import measured
 
-# Bytes of the elements that are read at addresses of their own size. Others have no alignment.
+# The number of bytes of elements that are read at addresses aligned to their size. Others have no alignment.
 _ALIGNMENT = {2: ("I16", "U16", "F16", "BF16"), 4: ("I32", "U32", "F32", "C64"), 8: ("F64", "I64", "U64")}
 _ALIGNMENT_OF = {dtype: size for size, dtypes in _ALIGNMENT.items() for dtype in dtypes}
 
@@ -147,18 +147,18 @@ def check(
 
 
 class _Checked:
-    """A file or a checkpoint that is checked."""
+    """A file or a checkpoint to check."""
 
     def __init__(self, source: Source, how: Loading, checkpoint: Checkpoint) -> None:
         self.how = how
         self.checkpoint = checkpoint
-        # What is shown of a URL does not open it again.
+        # The shown URL lacks secrets, so it cannot be used to open the source again.
         self.files: list[Source] = [*checkpoint.shards] if checkpoint.is_sharded else [source]
         name = checkpoint.path or f"<{type(source).__name__}>"
         self.path = shown_url(source) if isinstance(source, str) else name
 
     def headers(self, names: Container[str]) -> Iterator[Problem]:
-        """Yield rules that readers do not enforce, and tensors that are not aligned."""
+        """Yield broken rules that readers do not enforce, and tensors that are not aligned."""
         for file in self.files:
             try:
                 opened = self._open(file, "refuse")
@@ -182,7 +182,7 @@ class _Checked:
         """Yield a wrong total of an index."""
         totals = self.checkpoint.wrong_total()
         if totals is not None:
-            what = f"the index says {totals[0]} bytes, the tensors take {totals[1]}"
+            what = f"the index gives {totals[0]} bytes, the tensors have {totals[1]}"
             yield Problem("total-size", self.path, what)
 
     def blobs(self) -> Iterator[Problem]:
@@ -203,7 +203,7 @@ class _Checked:
             yield Problem("blob", os.fsdecode(file), what)
 
     def values(self, names: list[str]) -> Iterator[Problem]:
-        """Yield tensors with values that are not finite, or not of their dtype."""
+        """Yield tensors with values that are not finite, or not valid for the dtype."""
         with reporting_on(self.how.progress, "Reading", self.path) as tell:
             found = measured(self.checkpoint, names, 0, self.how.threads, tell)
         for name in found.unread:
@@ -220,7 +220,7 @@ class _Checked:
 
 def _alignment(checkpoint: Checkpoint, names: Container[str]) -> Iterator[Problem]:
     infos = checkpoint.infos()
-    # The data ends where the file does.
+    # The data ends at the end of the file.
     start = checkpoint.nbytes - max((info.end for info in infos), default=0)
     for info in infos:
         size = _ALIGNMENT_OF.get(info.dtype, 1)

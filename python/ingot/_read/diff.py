@@ -125,7 +125,7 @@ def diff(
     how, chosen, dropped = Loading.among(given), given["keys"], given["drop"]
     with closing(open_source(source, how)) as one, closing(open_source(other, how)) as two:
         ours, theirs = _infos(one), _infos(two)
-        # By name: what a callable is called with, and what a miss is looked for in.
+        # By name, for callables as selectors and for the hints of misses.
         infos = theirs | ours
         stored = dict.fromkeys([*two.offset_names(), *one.offset_names()])
         both = NamedTensors(one.path, stored, infos.values, aliases=infos)
@@ -143,7 +143,7 @@ def diff(
 
 
 def _infos(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
-    """Return the dtype, shape and place of each tensor and each alias, by name."""
+    """Return the dtype, shape and position of each tensor and each alias, by name."""
     aliases = map(checkpoint.info, checkpoint.shared())
     return {info.name: info for info in (*checkpoint.infos(), *aliases)}
 

@@ -1,4 +1,4 @@
-"""Hashes of files, and the digests that files keep of their tensors."""
+"""Hashes of files, and comparisons with the digests in files."""
 
 from __future__ import annotations
 
@@ -32,31 +32,30 @@ def hash(
     Parameters
     ----------
     source : ingot.typing.Source
-        Any file, URL or object; a file of tensors where the table says so. Of an index its own hash; not a
-        directory.
+        Any file, URL or object, or a file of tensors if the table requires one. An index has a hash of its
+        own. Directories are not accepted.
     algorithm : str
-        What to compute:
+        The hash to compute:
 
         ``"sha256"``, ``"blake3"``, ``"xxh3"``, ``"xxh3_128"``
-            Of the whole file. BLAKE3 takes all processors; XXH3 finds accidents, not attacks.
+            The hash of the whole file. BLAKE3 uses all processors. XXH3 detects accidents, not attacks.
         ``"autov1"``
             The first 8 digits of the SHA-256 of the 64 KiB that begin at 1 MiB: A1111's old model hash.
         ``"autov2"``
             The first 10 digits of the SHA-256 of the file: Civitai's AutoV2.
         ``"autov3"``
-            The SHA-256 of the data section, which edits of the metadata leave as it is: Civitai's AutoV3
-            (some pages show its first 12 digits), and the ``sshs_model_hash`` of adapters. A file of
-            tensors.
+            The SHA-256 of the data section, which does not change with the metadata: Civitai's AutoV3 (some
+            pages show its first 12 digits), and the ``sshs_model_hash`` of adapters. Needs a file of tensors.
         ``"sshs_legacy"``
-            ``"autov1"`` of the safetensors file that holds the same tensors and of the metadata only what
-            begins with ``ss_``: the ``sshs_legacy_hash`` of adapters. A file of tensors.
+            ``"autov1"`` of a safetensors file with the same tensors and only the metadata keys that begin
+            with ``ss_``: the ``sshs_legacy_hash`` of adapters. Needs a file of tensors.
         ``"modelspec"``
             ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
-            Of the whole file.
+            The hash of the whole file.
     progress : bool, None or callable
-        As for `load_file`: True shows a bar, a callable is called with the bytes that are done and
-        the bytes in all, and may raise to end the call. Not for the algorithms of hashlib.
+        As for `load_file`: True shows a bar; a callable receives the bytes done and the total, and may raise
+        to end the call. Not for the algorithms of hashlib.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 
@@ -70,7 +69,7 @@ def hash(
     OSError
         The file cannot be opened.
     StorageError
-        Reading failed, or the file was written to meanwhile.
+        Reading failed, or the file was written to during the call.
     TypeError
         `source` cannot be read from.
     HeaderError
@@ -80,8 +79,8 @@ def hash(
 
     Notes
     -----
-    The file is read by position: one that another process shortens meanwhile is an error, not a crash. A
-    remote file is fetched in parts, several at once; at most 128 MiB are kept at a time.
+    The file is read by position, so truncating it during the call is an error, not a crash. A remote file is
+    fetched in parts, several at once, with at most 128 MiB in memory.
 
     Examples
     --------
@@ -123,14 +122,14 @@ def _of_path(path: Path, algorithm: str, storage_options: StorageOptions | None)
 
 
 def _hasher(algorithm: str) -> Any:
-    # Not at the top: it costs as much as the rest of this package.
+    # Imported here, because it takes as long as the rest of this package.
     import hashlib
 
     return hashlib.new(known_algorithm(algorithm))
 
 
 def known_algorithm(algorithm: str) -> str:
-    """Return `algorithm`, which must be one of ingot's, or one of hashlib's with a length of its own."""
+    """Return `algorithm`, which must be one of ingot's, or one of hashlib's with a fixed length."""
     checked_text("algorithm", algorithm)
     if algorithm in _native.hashes():
         return algorithm
@@ -142,7 +141,7 @@ def known_algorithm(algorithm: str) -> str:
 
 
 class Mismatch(NamedTuple):
-    """A tensor whose bytes are not those that were written."""
+    """A tensor whose bytes differ from their digest."""
 
     tensor: str
     expected: str
@@ -153,7 +152,7 @@ class Mismatch(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """The expected digest, beside the one that was computed."""
+    """An expected digest and the computed one."""
 
     expected: str
     found: str
@@ -165,16 +164,16 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Verification(Report):
-    """What the digests of a file say of it. `verify` makes them.
+    """The result of comparing a file with its digests. `verify` returns it.
 
     Attributes
     ----------
     ok : bool
-        Every byte of every tensor is vouched for and nothing differs: each tensor has a digest, or the data
-        section or the file has one, and all of them are right. False for a file that keeps no digests, unless
-        `expected_sha256` was given or the file is in the Hugging Face cache.
+        True if every byte of every tensor was compared with a digest, of the tensor, of the data section or
+        of the file, and all digests match. False for a file without digests, unless `expected_sha256` was
+        passed or the file is in the Hugging Face cache.
     algorithm : str or None
-        Of the tensors' digests; None where the file keeps none.
+        The algorithm of the tensors' digests. None if the file has none.
     checked : int
         How many tensors were compared with their digest.
     bad : list of Mismatch
@@ -226,7 +225,7 @@ class Verification(Report):
         return first_lines(self._lines())
 
     def _lines(self) -> list[str]:
-        """Return the line that says whether all is well, and one for each fault."""
+        """Return a line with the result, and a line for each fault."""
         lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
@@ -246,7 +245,7 @@ class Verification(Report):
         return lines
 
     def _faults(self) -> list[str]:
-        """Return a sentence for each digest that differs and each tensor that is missing."""
+        """Return a sentence for each digest that differs and for each missing tensor."""
         if self.shards:
             named = self.shards.items()
             return [f"{_escaped(name)}: {fault}" for name, report in named for fault in report._faults()]
@@ -267,13 +266,14 @@ def verify(
     progress: Progress = False,
     **options: Unpack[HeaderOptions],
 ) -> Verification:
-    """Compare the bytes of a file, or of all files of a checkpoint, with the digests that they keep of them.
+    """Compare the bytes of a file, or of all files of a checkpoint, with their recorded digests.
 
     Parameters
     ----------
     source : ingot.typing.Source
         A file that was saved with ``checksums=...`` or has ``modelspec.hash_sha256`` in its metadata, or a
-        sharded checkpoint of such files, as for `ingot.open`. A URL is fetched in parts, which are not kept.
+        sharded checkpoint of such files, as for `ingot.open`. A URL is fetched in parts, which are not
+        stored.
     expected_sha256 : str, optional
         The SHA-256 of the whole file, as 64 hexadecimal digits, from another source than the file. Not for an
         index. By default the one in the name of the file, if it is in the Hugging Face cache.
@@ -287,7 +287,7 @@ def verify(
     Returns
     -------
     Verification
-        True if every byte has a digest and none differs; ``print(report)`` names each tensor that differs.
+        True if every byte has a digest and all match; ``print(report)`` names each tensor that differs.
 
     Raises
     ------
@@ -296,20 +296,20 @@ def verify(
     HeaderError
         The file breaks a rule of its format; a truncated one does.
     CheckpointError
-        Index and files do not go together, or one hash is asked of several files.
+        The index and the files do not match, or one hash was requested for several files.
     IntegrityError
         A digest differs, or the tensor of a digest is missing (``code`` is ``"digest-mismatch"``); a tensor
         has no digest (``"no-digest"``). ``report`` is the `Verification`. Or the record of digests in the
         metadata is broken, or of an unknown algorithm (``"invalid-checksums"``).
     StorageError
-        Reading failed, or the file was written to meanwhile.
+        Reading failed, or the file was written to during the call.
     OptionError
-        `expected_sha256` is no such digest.
+        `expected_sha256` is not a SHA-256.
 
     Notes
     -----
-    The digests guard against accidents. Who changes a file on purpose can change its digests too;
-    `expected_sha256`, from another place, guards against that as well.
+    The digests detect accidental changes. An attacker who changes a file can change its digests too;
+    `expected_sha256` from a trusted source detects that as well.
 
     Examples
     --------

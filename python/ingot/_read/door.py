@@ -50,7 +50,7 @@ PLAIN = Reads()
 
 @contextmanager
 def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
-    """Yield how `checkpoint` is read, and show the progress meanwhile."""
+    """Yield the function that reads from `checkpoint`, and show progress until the end of the block."""
     with reporting_on(how.progress, "Loading", checkpoint.path or "") as tell:
         yield _reads(how, tell)
 
@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 
 def again_by(filename: Any, path: str) -> Any:
-    """Return the argument that opens the source again: a URL with its secrets, an object, or else `path`."""
+    """Return an argument that opens the source again: a URL with its secrets, an object, or `path`."""
     # The path of a handle of a URL lacks its secrets.
     is_of_url = isinstance(filename, str) and is_url(filename)
     return filename if is_of_url or not is_path(filename) else path
@@ -98,13 +98,13 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a file, a checkpoint, a URL or an object.
 
-    A file that is `lent` may be closed and opened again between reads.
+    If `lent`, the file may be closed and opened again between reads.
     """
     backend = how.backend
     found: Any = source
     if isinstance(found, str) and is_url(found):
         if backend == "mmap":
-            raise OptionError("backend 'mmap' is for files: what is behind a URL cannot be mapped")
+            raise OptionError("backend 'mmap' is for files: a URL cannot be mapped")
         return Checkpoint.open_url(found, how.storage_options, leniency, how.max_header_size)
     # Nearly all paths are of this type.
     if isinstance(found, str) or is_path(found) or is_path(found := resolved(source)):
@@ -117,7 +117,7 @@ def open_checkpoint(
     return checkpoint
 
 
-# The most attempts to load a checkpoint that a save replaces meanwhile.
+# The most attempts to load a checkpoint while saves replace it.
 TRIES = 20
 
 

@@ -142,7 +142,7 @@ class TensorSlice(Generic[Value]):
         # An array is a view if the file is mapped; `F4` is always unpacked into a copy.
         is_view = self._checkpoint.backend == "mmap" and self._info.dtype != "F4"
         if copy is False and not (is_view and (dtype is None or dtype == array.dtype)):
-            raise ValueError(f"tensor {_quoted(self._info.name)}: an array of it would be a copy")
+            raise ValueError(f"tensor {_quoted(self._info.name)}: an array would be a copy")
         found: numpy.ndarray[Any, Any] = array if dtype is None else array.astype(dtype, copy=False)
         return found.copy() if copy and is_view and found is array else found
 
@@ -666,7 +666,7 @@ class safe_open(Mapping[str, Value]):
         try:
             return tensors(self._checkpoint, names, self._adapter.wrap, self._move)
         except TensorNotFoundError:
-            # Its error has more hints.
+            # The error of a direct lookup has more hints.
             self._selected(wanted, unwanted)
             raise
 

@@ -53,7 +53,7 @@ def start(function: str, arguments: tuple[Any, ...], done: Callable[[object, obj
 
 
 def given(provider: Callable[[], Any]) -> Answer:
-    """Return the fields of what a caller's provider returns."""
+    """Return the fields of the result of a caller's provider."""
     answer = provider()
     if isinstance(answer, Mapping):
         unknown = [str(name) for name in answer if name not in FIELDS]
@@ -72,7 +72,7 @@ def given(provider: Callable[[], Any]) -> Answer:
         expected = "access_key_id and secret_access_key, or token"
         raise RefusedError("setting", f"expected {expected}; found {found}")
     if key:
-        # As in `storage_options`, and as s3fs and obstore have it.
+        # The names of `storage_options`, which s3fs and obstore use too.
         session, token = session or token, None
     return key, secret, session, token, _seconds(expires), region, endpoint
 
@@ -124,17 +124,17 @@ def _amazon(profile: str | None) -> Answer:
     from botocore.session import Session
 
     session = Session(profile=profile)
-    # It would ask on the terminal for the code of a device.
+    # This credential would ask for a device code on the terminal.
     roles: Any = session.get_component("credential_provider").get_provider("assume-role")
     roles._prompter = _no_prompt
     credentials = session.get_credentials()
     if credentials is None:
-        # A profile that is named is meant; the default one may be there for other settings.
+        # A profile that is named explicitly must work. The default one may exist for other settings.
         if profile or os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE"):
             raise RefusedError("setting", "botocore finds no credentials: give `anonymous` to read without")
         return None, None, None, None, None, *_place(session)
     keys = credentials.get_frozen_credentials()
-    # Of temporary keys. `aws configure export-credentials` reads it there too.
+    # The expiry of temporary keys, which `aws configure export-credentials` reads from this variable too.
     expires: datetime | None = getattr(credentials, "_expiry_time", None)
     seconds = expires.timestamp() if expires else None
     return keys.access_key, keys.secret_key, keys.token or None, None, seconds, *_place(session)
@@ -165,14 +165,14 @@ def _google(credentials_file: str | os.PathLike[str] | None) -> Answer:
     from google.auth import compute_engine
     from google.auth.transport.requests import Request
 
-    # Without types.
+    # This library has no type annotations.
     of_machine: Any = compute_engine.Credentials
     of_file: Any = google.auth.load_credentials_from_file
     if credentials_file is None:
         credentials = of_machine(scopes=[_GOOGLE_SCOPE])
     else:
         with warnings.catch_warnings():
-            # Against files that strangers send. This one is the user's.
+            # A check against untrusted files. This file is the user's own.
             warnings.simplefilter("ignore", DeprecationWarning)
             credentials, _ = of_file(os.fspath(credentials_file), scopes=[_GOOGLE_SCOPE])
     credentials.refresh(Request())
@@ -184,7 +184,7 @@ def _google(credentials_file: str | os.PathLike[str] | None) -> Answer:
 def _azure(client_id: str | None, tenant_id: str | None, client_secret: str | None) -> Answer:
     import azure.identity as sdk
 
-    # What it logs may repeat the words of a server. Only programs that configure logging shall see it.
+    # Log messages may repeat a server's words, so only programs that configure logging see them.
     logger = logging.getLogger("azure.identity")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())
@@ -221,13 +221,15 @@ def _of_application(client_id: str | None, tenant_id: str | None, client_secret:
             return sdk.CertificateCredential(tenant, client, certificate, **how)
         return sdk.WorkloadIdentityCredential(tenant_id=tenant, client_id=client, token_file_path=file, **how)
     except ValueError as error:
-        # Words of the SDK: nothing has been requested.
+        # Errors of the SDK's own checks, before any request.
         raise RefusedError("setting", str(error)) from None
 
 
-# Their errors. ---------------------------------------------------------------------------------------------
+# Errors of the SDKs.
+# ---------------------------------------------------------------------------------------------
 
-#: What the token services answer (RFC 6749, RFC 8693, Entra ID). The rest of an answer may repeat a secret.
+#: The error codes of token services (RFC 6749, RFC 8693, Entra ID). The rest of an answer may repeat a
+#: secret.
 _CODES = (
     r"\b(AADSTS\d+|invalid_(?:request|client|grant|scope|target)|unauthorized_client|"
     r"unsupported_grant_type|access_denied)\b"
@@ -236,7 +238,7 @@ _LOG_IN = ("SSOTokenLoadError", "UnauthorizedSSOTokenError", "TokenRetrievalErro
 
 
 def _refusal(error: Exception) -> RefusedError:
-    """Return what an SDK raised, without the words of a server, which may repeat secrets."""
+    """Return the exception of an SDK as text, without a server's words, which may repeat secrets."""
     library = type(error).__module__.partition(".")[0]
     of = {"botocore": _of_botocore, "google": _of_google, "azure": _of_azure}
     kind, words = of.get(library, _of_python)(error)
@@ -249,7 +251,7 @@ def _of_botocore(error: Any) -> tuple[str, str]:
     if isinstance(error, exceptions.ClientError):
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         code = error.response.get("Error", {}).get("Code", "")
-        # A word, and no text.
+        # A single word, not a text.
         return _by_status(status), f"{status} {code if re.fullmatch(r'[A-Za-z]{1,64}', code) else ''}"
     if isinstance(error, exceptions.CredentialRetrievalError):
         # Its message quotes a program or a service.
@@ -283,7 +285,7 @@ def _of_python(error: Exception) -> tuple[str, str]:
 
 
 def _by_answer(error: Exception, status: re.Match[str] | None) -> tuple[str, str]:
-    """Return what a token service answered."""
+    """Return the error in the answer of a token service."""
     code = re.search(_CODES, str(error))
     if code:
         return "refused", code[1]

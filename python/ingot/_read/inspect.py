@@ -1,4 +1,4 @@
-"""What is in a model, from its headers alone: of one file or of many, on this machine or remote."""
+"""The contents of a model according to its headers: of one file or of many, local or remote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Config: TypeAlias = Mapping[str, Any]
 
 
 CONFIG = "config.json"
-# Bytes of it that are read, as the Hub's own reader has it.
+# The most bytes of the configuration that are read; the limit of the Hub's own reader.
 CONFIG_NBYTES = 10_000_000
 
 
@@ -51,7 +51,7 @@ class FileMetadata(Report):
     ({'format': 'pt'}, {'F32': 64}, (8, 4))
     """
 
-    #: The text that is stored beside the tensors. Empty if there is no text.
+    #: The metadata. Empty if the file has none.
     metadata: dict[str, str]
     #: By name, in the order of their data.
     tensors: dict[str, TensorInfo] = field(repr=False)
@@ -70,15 +70,15 @@ class RepoMetadata(Report):
     (False, 64, 'model.safetensors')
     """
 
-    #: The metadata of the file, or of the index, whose values may be any JSON. None without metadata.
+    #: The metadata of the file, or of the index, whose values may be any JSON. None if there is none.
     metadata: dict[str, Any] | None = field(repr=False)
-    #: Whether there is an index.
+    #: Whether the model has an index.
     sharded: bool
     #: The name of the file of each tensor.
     weight_map: dict[str, str] = field(repr=False)
-    #: By the names in the index; a single file has its own name.
+    #: The headers by file name in the index. A single file has its own name.
     files_metadata: dict[str, FileMetadata] = field(repr=False)
-    #: By dtype, over all files.
+    #: The number of parameters by dtype, over all files.
     parameter_count: dict[str, int]
     #: Over all dtypes. If the metadata has a lower ``total_parameters``, that.
     parameter_total: int
@@ -87,9 +87,9 @@ class RepoMetadata(Report):
     def _counting_later(
         cls, metadata: dict[str, Any] | None, sharded: bool, count: Callable[[], _Counted]
     ) -> RepoMetadata:
-        """Return one that counts when an attribute beside these two is first read.
+        """Return an object that counts when another attribute than these two is first read.
 
-        Programs read the metadata of many files and nothing else.
+        Programs read only the metadata of many files.
         """
         later = object.__new__(cls)
         later.__dict__.update(metadata=metadata, sharded=sharded, _count=count)
@@ -121,7 +121,7 @@ class RepoMetadata(Report):
 
 
 class _Counted(NamedTuple):
-    """What `RepoMetadata` has beside `metadata` and `sharded`."""
+    """The attributes of `RepoMetadata` besides `metadata` and `sharded`."""
 
     weight_map: dict[str, str]
     files_metadata: dict[str, FileMetadata]
@@ -146,14 +146,13 @@ def inspect(
         A file, a directory, an index, a repository of the Hub (``hf://owner/repo``), another URL or an
         object, as for `ingot.open`.
     count : {"logical", "stored"}
-        What counts as a parameter. ``"logical"`` counts as huggingface.js 2.17.5 does, by which the Hub shows
-        the size of a model: the parameters that it had before it was quantised. An element into which a
-        quantised model packs several parameters counts as several; scales, zero points and the like do not
-        count, and neither do scalars and tensors of ``F8_E8M0``. ``"stored"`` counts the elements in the
-        files, a scalar as one, as huggingface_hub does.
+        How parameters are counted. ``"logical"`` counts the parameters before quantisation, as huggingface.js
+        2.17.5 does for the sizes on the Hub. An element into which a quantised model packs several parameters
+        counts as several. Scales, zero points, scalars and tensors of ``F8_E8M0`` do not count. ``"stored"``
+        counts the elements in the files, a scalar as one, as huggingface_hub does.
     config : mapping, optional
-        The content of ``config.json``, which says how a model was quantised. By default that file is read if
-        it is beside a path or a URL; ``{}`` is an empty configuration. Without effect on ``"stored"``.
+        The content of ``config.json``, which describes the quantisation. By default it is read if it is
+        beside a path or a URL; ``{}`` is an empty configuration. Has no effect with ``"stored"``.
     shards : bool
         False reads the index of a sharded checkpoint and no shard, so that these need not exist yet. Only
         `metadata`, `sharded` and `weight_map` of the result are set then. Without effect on a single file.
@@ -163,11 +162,12 @@ def inspect(
     Returns
     -------
     RepoMetadata
-        The dataclasses `RepoMetadata` and `FileMetadata` have the fields of huggingface_hub's, and with
-        ``count="stored"`` the same values in them, except that `RepoMetadata.metadata` of a single file is
+        The dataclasses `RepoMetadata` and `FileMetadata` have the fields of huggingface_hub's dataclasses,
+        and the same values with ``count="stored"``, except that `RepoMetadata.metadata` of a single file is
         the metadata of the file; ``parameter_total`` is added. Each `TensorInfo` equals the result of
-        `ingot.safe_open.info`, with the parameters of the tensor as they count here: 0 for a tensor without
-        parameters. The counts of all tensors add up to the count of the file, and all files to the model.
+        `ingot.safe_open.info`, except for the number of parameters, which is 0 for a tensor without
+        parameters. The counts of all tensors add up to the count of the file, and the counts of all files to
+        the count of the model.
 
     Raises
     ------
@@ -178,14 +178,14 @@ def inspect(
     OptionError
         `count` is not one of the choices.
     TypeError
-        `source` cannot be read from, or `config` is no mapping.
+        `source` cannot be read from, or `config` is not a mapping.
 
     Notes
     -----
-    The Hub has the headers of all shards of an index in one document, for models as they are on their main
-    branch. `inspect` then requests this document and nothing else, and for a repository that is named without
-    a file also whether it has a ``model.safetensors``. If there is no such document, or it breaks a rule of
-    FORMAT.md, the header of each file is requested.
+    The Hub has one document with the headers of all shards of an index, for the main branch of models.
+    `inspect` requests only this document and, for a repository without a file name, whether it has a
+    ``model.safetensors``. If there is no such document, or if it breaks a rule of FORMAT.md, the header of
+    each file is requested.
 
     Examples
     --------
@@ -205,9 +205,9 @@ async def inspect_async(
     shards: bool = True,
     **options: Unpack[HeaderOptions],
 ) -> RepoMetadata:
-    """Do what `inspect` does in a thread, while the event loop runs.
+    """Do the work of `inspect` in a thread, while the event loop runs.
 
-    A task that is cancelled does not wait for the thread: its requests end within a tenth of a second.
+    A cancelled task does not wait for the thread, whose requests end within a tenth of a second.
 
     Parameters
     ----------
@@ -264,7 +264,7 @@ def _inspected(
 
 
 class _Headers(NamedTuple):
-    """The headers of all files. Those of a single file are read out of `files` when they are needed."""
+    """The headers of all files. Those of a single file are read from `files` on first use."""
 
     is_sharded: bool
     #: The metadata of the file or of the index.
@@ -316,7 +316,7 @@ def _local(source: Source, how: Loading) -> tuple[_Headers, str]:
     """Return the headers, and the path of the file or the index, empty for an object."""
     checkpoint = open_checkpoint(source, how._replace(backend="pread"), lent=True)
     if checkpoint.backend == "pread" and not checkpoint.is_sharded:
-        # It stays open without a descriptor, since it is lent, until its tensors are counted.
+        # The file may be reopened, so it uses no descriptor until its tensors are counted.
         return _Headers(False, checkpoint.metadata(), checkpoint.headers), checkpoint.path or ""
     try:
         return _Headers.of(checkpoint), checkpoint.path if checkpoint.is_sharded and checkpoint.path else ""
@@ -333,7 +333,7 @@ def _index(source: Source) -> ShardIndex | None:
 class ConfigFile(NamedTuple):
     """A ``config.json``, which may be invalid."""
 
-    #: Its path or URL without secrets.
+    #: The path or URL, without secrets.
     path: str
     #: At most `CONFIG_NBYTES`, and one more of a larger file.
     data: bytes
@@ -352,7 +352,7 @@ def config_beside(
         try:
             return ConfigFile(*fetch_beside(path, CONFIG, CONFIG_NBYTES, storage_options, progress=progress))
         except (FileNotFoundError, PermissionError):
-            # A store that does not let clients list a bucket answers so if the file does not exist.
+            # Stores that do not allow listing answer this if the file does not exist.
             return None
     path = os.path.join(os.path.dirname(path), CONFIG)
     try:
@@ -370,7 +370,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _parsed(file: ConfigFile | None) -> Config | None:
-    """Return what the configuration says, with JSON as Python's own parser reads it."""
+    """Return the contents of the configuration, as parsed by Python's own JSON reader."""
     if file is None:
         return None
     path, data = file
@@ -379,7 +379,7 @@ def _parsed(file: ConfigFile | None) -> Config | None:
     try:
         config = json.loads(data)
     except (ValueError, RecursionError) as fault:
-        raise _unusable(path, f"is no JSON: {_escaped(str(fault))}") from fault
+        raise _unusable(path, f"is not JSON: {_escaped(str(fault))}") from fault
     if not isinstance(config, dict):
         raise _unusable(path, f"is not a JSON object: found {type(config).__name__}")
     return config
@@ -387,7 +387,7 @@ def _parsed(file: ConfigFile | None) -> Config | None:
 
 def _unusable(path: str, why: str) -> CheckpointError:
     reason = (
-        f"the configuration {why} — it says how the model was quantised; give config= or "
+        f"the configuration {why} — it describes the quantisation; pass config= or "
         'count="stored" to count without it'
     )
     return located(CheckpointError, reason, code="invalid-config", path=path)

@@ -42,7 +42,7 @@ At = Callable[[Any, Any], Any]
 
 # Returns the bytes of a tensor, without its shape and dtype. Other bytes may follow.
 RAW = Wrap.buffer(lambda shape, code, buffer, begin=0: memoryview(buffer)[begin:], str)
-# Bytes that are compared with their digests before they go to a device that a framework copies to.
+# The number of bytes that are compared with their digests before they move to a framework's device.
 PROVEN_NBYTES = 64 << 20
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def chosen(
 def proven(checkpoint: Checkpoint, names: Iterable[str], reads: Reads) -> tuple[Checkpoint, Reads]:
     """Return a copy of these tensors in memory, compared with their digests, and how to read from it.
 
-    If nothing is to be compared, both are returned as they are.
+    If there is nothing to compare, both are returned unchanged.
     """
     if not reads.proves():
         return checkpoint, reads
@@ -94,19 +94,19 @@ def load(
     at: At,
     into: Into | None = None,
 ) -> dict[str, Any]:
-    """Return the tensors of `names`, whose values are names in the file, on the device of `move`.
+    """Return the tensors of `names`, which maps to names in the file, on the device of `move`.
 
-    `into` fills those that have a place. `at` is for the indices that files are not read by: masks, arrays,
-    several lists. Then the whole tensor is read, as `TensorSlice` does.
+    Tensors with a destination in `into` are filled. `at` applies indices that files do not support (masks,
+    arrays, several lists): the whole tensor is read first, as `TensorSlice` does.
     """
     # There may be many tensors, so little Python code runs for each. Destinations are in file order, in which
-    # the tensors are found without a search.
+    # tensors are found without a search.
     out = _in_order(selected.out or {}, names)
     places = wanted(checkpoint, selected, out, names)
     for name, index in zip(out, places.indices or (), strict=False):
         if index is None and selected.of(name) is not None:
             expected = "ints, slices, None, ... and one list of ints"
-            why = "is one that only frameworks know, which goes without a place in out"
+            why = "is only supported by frameworks, and not together with out"
             message = f"tensor {_quoted(name)}: its index in slices {why}: expected {expected}"
             raise SliceError(message, code="index", path=checkpoint.path, tensor=name)
     fresh = list(filterfalse(out.__contains__, names)) if len(out) < len(names) else []
@@ -164,7 +164,7 @@ def _read(
 def _finished(
     checkpoint: Checkpoint, names: list[str], found: list[Any], asked: list[Any], move: Moving, at: At
 ) -> list[Any]:
-    """Apply the indices that are left to the framework, and move the tensors to their devices."""
+    """Apply the indices that only the framework supports, and move the tensors to their devices."""
     for rank, index in enumerate(asked):
         if index is not None:
             found[rank] = indexed(checkpoint, names[rank], found[rank], index, at)
@@ -177,7 +177,7 @@ def _finished(
 
 
 def fill(checkpoint: Checkpoint, wanted: Wanted, destinations: Destinations, reads: Reads) -> None:
-    """Read the wanted parts into memory of others, and compare whole tensors with their digests."""
+    """Read the wanted parts into the caller's memory, and compare whole tensors with their digests."""
     if not reads.proves():
         checkpoint.fill(wanted, destinations, **reads.options())
         return
@@ -202,7 +202,7 @@ def tensors(
     if move is None:
         return _whole(checkpoint, names, wrap, reads)
     names = settled(checkpoint, names, move)
-    # The digest of a file is known when all of it has been read, and nothing is handed out before.
+    # The digest of a file is known once all of it has been read, and no tensor is returned before.
     groups = carried(checkpoint, names, move) if reads.proof[1] is None else {}
     if groups:
         return _carry(checkpoint, names, groups, wrap, move, reads)
@@ -286,8 +286,8 @@ def _warn_of_total(checkpoint: Checkpoint) -> None:
         from warnings import warn
 
         said, found = wrong
-        words = f"the index gives total_size as {said}, and the tensors take {found} bytes"
-        warn(f"{in_file(checkpoint)}{words}: nothing depends on it", stacklevel=4)
+        words = f"the index gives total_size as {said}, but the tensors have {found} bytes"
+        warn(f"{in_file(checkpoint)}{words}: the value is not used", stacklevel=4)
 
 
 def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Moving) -> Any:
@@ -303,11 +303,11 @@ def tensor(checkpoint: Checkpoint, name: str, wrap: Wrap, move: Moving) -> Any:
 def part(checkpoint: Checkpoint, name: str, index: Any, wrap: Wrap, move: Moving, at: At) -> Any:
     """Return the part of one tensor that `index` selects, on the device of `move`."""
     onto = None
-    # The usual answer first: programs ask for a hundred thousand parts.
+    # The common case first: programs read a hundred thousand parts.
     if move is not None:
         settled(checkpoint, (name,), move)
         by = carrier(checkpoint, name, move)
-        # As the index of one of many None means all of the tensor.
+        # As the only index, None selects all of the tensor.
         wanted = Wanted([name], [(None,) if index is None else index])
         if by is not None and is_read(checkpoint, wanted):
             return by.read(checkpoint, wanted, PLAIN)[0]
@@ -328,7 +328,7 @@ def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Call
 
 
 def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
-    """Return an index for a framework, which would write out a range before it compares it with the shape."""
+    """Return an index for a framework, which would expand a range before it checks the shape."""
     if isinstance(part, range):
         shape = checkpoint.info(name).shape
         # A dimension of an empty tensor may have any size.
@@ -341,6 +341,6 @@ def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
     spelled = [_spelled(checkpoint, name, one) for one in part]
     if isinstance(part, tuple):
         return tuple(spelled)
-    # A range in a list means all of its places.
+    # A range in a list stands for all its positions.
     pairs = zip(part, spelled, strict=True)
     return [place for one, found in pairs for place in (found if isinstance(one, range) else (found,))]

@@ -1,4 +1,4 @@
-"""Tensors, or rows of them, that are read in the background and handed out once each."""
+"""Tensors, or rows of them, that are read in the background. Each is returned once."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from .moves import Moving, landing, moved
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
 
-# For each tensor, in the order of reading, its rows; None for all of them.
+# The rows of each tensor, in the order of reading; None for all rows.
 Rows = dict[str, slice | None]
 
-# Bytes that are read ahead by default: several of the largest tensors that are common, few beside a model.
+# The default for bytes that are read ahead: several of the largest common tensors, but few compared to a
+# model.
 AHEAD = 256 << 20
 
 
 class PrefetchLoader(Generic[Value]):
     """Tensors of an open file, read in the background. `safe_open.prefetch` makes them.
 
-    Each tensor is handed out once, by `take` or by iteration over pairs of name and tensor, each as soon as
-    it is read: in the order of an iterable of `keys`, else of the file. A tensor that is taken out of turn is
-    read next, and does not wait for room. An exception about one tensor does not end the loader.
+    Each tensor is returned once, by `take` or by iteration over pairs of name and tensor, as soon as it is
+    read: in the order of an iterable of `keys`, else of the file. A tensor that is taken out of order is read
+    next, regardless of the limit. An exception about one tensor does not end the loader.
 
     It stops reading and frees the remaining tensors when it is closed, when it is dropped, and at the end
     of a ``with``. It outlives its handle, and may be used from many threads at once.
@@ -89,9 +90,9 @@ class PrefetchLoader(Generic[Value]):
         Raises
         ------
         TensorNotFoundError
-            It is not in the plan.
+            The plan does not contain it.
         SafetensorError
-            It was handed out before (``code`` is ``"taken"``).
+            It was returned before (``code`` is ``"taken"``).
         DtypeError, StorageError
             As `safe_open.get_tensor` does.
         ClosedError
@@ -112,7 +113,7 @@ class PrefetchLoader(Generic[Value]):
             raise TensorNotFoundError(message, code="unknown-tensor", tensor=name)
         tensor = self._stream.take(name, self._wrap)
         if tensor is None:
-            message = f"tensor {_quoted(name)} was taken before: a loader hands out each tensor once"
+            message = f"tensor {_quoted(name)} was taken before: a loader returns each tensor once"
             raise SafetensorError(message, code="taken", tensor=name)
         found: Value = moved(self._checkpoint, name, tensor, self._move)
         return found
@@ -149,7 +150,7 @@ class PrefetchLoader(Generic[Value]):
         return f"<ingot.PrefetchLoader {_escaped(self._checkpoint.path or '')}: {state}>"
 
     def __reduce__(self) -> Any:
-        way_out = "pickle the handle (ingot.safe_open) and call prefetch where it arrives"
+        way_out = "pickle the handle (ingot.safe_open) and call prefetch after unpickling"
         raise TypeError(
             f"a PrefetchLoader cannot be pickled, since its threads read in this process: {way_out}"
         )
@@ -207,7 +208,7 @@ def _rows(checkpoint: Checkpoint, name: str, rows: object) -> slice | None:
     if not isinstance(rows, slice) or not all(
         one is None or hasattr(one, "__index__") for one in (rows.start, rows.stop, rows.step)
     ):
-        raise TypeError(f"tensor {_quoted(name)}: plan must give None or a slice of ints, found {rows!r}")
+        raise TypeError(f"tensor {_quoted(name)}: plan needs None or a slice of ints, found {rows!r}")
     if not shape:
         raise _misfit(checkpoint, name, "rows of a tensor with a dimension", "a scalar")
     for bound in (rows.start, rows.stop):

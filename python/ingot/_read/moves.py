@@ -18,16 +18,16 @@ from ingot.typing import Device, Glob
 from .door import Reads
 from .select import Wanted
 
-# Takes a tensor to a device, or has it read onto one.
+# A function that moves a tensor to a device, or an object that reads it onto one.
 Move: TypeAlias = "Callable[[Any], Any] | Gpu | Carrier"
-# What takes tensors to one device, or each to its own; None if they stay.
+# The movers to one device, or to a device for each tensor; None if tensors stay on the host.
 Moving: TypeAlias = "Move | Placement | None"
-# The names that each carrier has to read; None for those that the extension reads.
+# The names that each carrier has to read; None for tensors that the extension reads.
 Groups: TypeAlias = "dict[Carrier | None, list[str]]"
-# Where tensors are read onto: all, or each to its own or to the host.
+# The GPU that tensors are read onto: one for all, or for each tensor one or the host.
 Onto: TypeAlias = "Gpu | list[Gpu | None]"
 
-# Errors of tensors that are loaded.
+# The errors for tensors that are loaded.
 
 
 def in_file(checkpoint: Checkpoint) -> str:
@@ -100,7 +100,7 @@ def placing(mover: Callable[[Any], Move | None], device: Device) -> Moving:
 
 
 def placed(function: Callable[..., Any], mover: Callable[[Any], Move | None], device: Device) -> Moving:
-    """Return what `placing` returns. An error names `function`, whose option `device` is."""
+    """Return the result of `placing`. An error names `function`, whose option is `device`."""
     # The usual answer first: programs load thousands of small files.
     if device is None or (isinstance(device, str) and device == "cpu"):
         return mover(device)
@@ -128,7 +128,7 @@ def _by_pattern(moves: dict[str | Glob, Move | None]) -> Callable[[Checkpoint, s
         # A name of no tensor is the other error.
         checkpoint.info(name)
         some = ", ".join(map(_shown, islice(moves, 3))) + (", …" if len(moves) > 3 else "")
-        reason = f"no pattern of device fits its name: found {some or 'none'} — a last `*` fits every name"
+        reason = f"no pattern of device matches its name: found {some or 'none'} — `*` matches every name"
         raise located(
             OptionError, reason, code="no-device", path=checkpoint.path, tensor=name, expected=tuple(moves)
         )
@@ -154,7 +154,7 @@ def _matched(checkpoint: Checkpoint, moves: dict[str | Glob, Move | None]) -> di
 
 
 def settled(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Iterable[str] | None:
-    """Return these names, or None for all. Raise if one has no device, before any of them is read."""
+    """Return these names, or None for all. Raise before anything is read if one has no device."""
     if not isinstance(move, Placement) or isinstance(names, str):
         return names
     known = checkpoint.offset_names() if names is None else list(names)
@@ -164,7 +164,7 @@ def settled(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 
 def landing(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -> Onto | None:
-    """Return the GPUs that these tensors, or all, are read onto, or None if all come to the host."""
+    """Return the GPUs for these tensors, or one for all; None if all are read to the host."""
     if not isinstance(move, Placement):
         return move if isinstance(move, Gpu) else None
     known = checkpoint.offset_names() if names is None else names
@@ -173,14 +173,14 @@ def landing(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 
 def on(checkpoint: Checkpoint, name: str, move: Moving) -> Gpu | None:
-    """Return the GPU that the tensor `name` is read onto, or None if it comes to the host."""
+    """Return the GPU for the tensor `name`; None if it is read to the host."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Gpu) else None
 
 
 def carrier(checkpoint: Checkpoint, name: str, move: Moving) -> Carrier | None:
-    """Return the carrier by which a framework reads the tensor `name`, or None without one."""
+    """Return the carrier with which a framework reads the tensor `name`, or None."""
     if isinstance(move, Placement):
         move = move.of(checkpoint, name)
     return move if isinstance(move, Carrier) else None
@@ -198,7 +198,7 @@ def carried(checkpoint: Checkpoint, names: Iterable[str] | None, move: Moving) -
 
 def moved(checkpoint: Checkpoint, name: str, tensor: Any, move: Moving) -> Any:
     """Return `tensor` on the device of `move`. A tensor that was read onto it stays."""
-    # The usual answer first: programs ask for a hundred thousand tensors.
+    # The common case first: programs read a hundred thousand tensors.
     if move is None or isinstance(move, Gpu):
         return tensor
     if isinstance(move, Placement):

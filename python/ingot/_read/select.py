@@ -30,18 +30,18 @@ class Label(str):
     __hash__ = object.__hash__
 
 
-# In place of dtypes: each tensor is converted to the dtype of the memory that it fills.
+# Takes the place of dtypes: each tensor is converted to the dtype of its destination.
 OF_DESTINATIONS = "destinations"
 
 
 class Wanted(NamedTuple):
-    """The wanted parts as columns, since one object for each of many tensors would take time."""
+    """The wanted parts, in columns, since an object for each of many tensors would take time."""
 
-    # In the file.
+    # The names in the file.
     names: list[str]
-    # Into each; None where all are wanted whole.
+    # The index into each tensor; None if all are wanted whole.
     indices: list[Any] | None = None
-    # The dtype of all, or of each, or `OF_DESTINATIONS`; None for the stored dtypes.
+    # The dtype of all or of each, or `OF_DESTINATIONS`; None for the stored dtypes.
     dtypes: str | list[str] | None = None
 
     def some(self, ranks: list[int]) -> Wanted:
@@ -76,7 +76,7 @@ class Selected(NamedTuple, Generic[Tensor]):
     def names(self, checkpoint: Checkpoint, *, aliases: bool = False) -> dict[str, str]:
         """Return the selected tensors: in the order of an iterable of `keys`, else of the file.
 
-        Each comes with its name in the file. Without `keys`, aliases are among them if `aliases` is True.
+        Each comes with its name in the file. Without `keys`, aliases are included if `aliases` is True.
         """
         keys = tuple(checkpoint.all_names()) if aliases and self.keys is None else self.keys
         names = select(checkpoint, keys, self.drop)
@@ -125,7 +125,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         if self.slices is None or name not in self.slices:
             return None
         index = self.slices[name]
-        # One that adds a dimension, as `(None,)` does and as it means the same between brackets.
+        # An index that adds a dimension: `(None,)` has this meaning in brackets too.
         return (None,) if index is None else index
 
     def is_plain(self) -> bool:
@@ -167,9 +167,9 @@ def _apart(
 def wanted(
     checkpoint: Checkpoint, selected: Selected[Any], some: Iterable[str], names: Mapping[str, str]
 ) -> Wanted:
-    """Return the wanted parts of `some` of `names`, whose values are names in the file.
+    """Return the wanted parts of `some` of `names`, which maps to names in the file.
 
-    All of those that have an index which files are not read by.
+    Tensors with an index that files do not support are read whole.
     """
     whole = Wanted(list(map(names.__getitem__, some)), None, selected.dtype)
     if selected.slices is None:

@@ -1,8 +1,8 @@
-"""Objects that are read in place of a file: open files, buffers, and files in other libraries' stores.
+"""Objects to read from instead of a file: open files, buffers, and files in stores of other libraries.
 
-Which bytes are read, and how many ranges at once, is decided where it is for every source. What is here
-answers for one range (`Reader.ask`), each answer a future, so that the caller of a store that hangs
-can leave.
+The plan decides which bytes are read and how many ranges are requested at once, as for every source. This
+module answers one range (`Reader.ask`) with a future, so that a caller can stop waiting for a store that
+hangs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
 
-# Bytes that are copied at a time.
+# The number of bytes that are copied at a time.
 _PART_NBYTES = 8 << 20
 
 # The largest size of a file that systems can express.
@@ -48,7 +48,8 @@ _MOST_NBYTES = 2**63 - 1
 _AT_ONCE = 16
 
 
-# Those that read ahead. A thread that asks for bytes when the interpreter ends would abort the process.
+# Threads of readers that read ahead. A thread that requests bytes at the exit of the interpreter would abort
+# the process.
 _READING: WeakSet[Closes] = WeakSet()
 
 
@@ -64,20 +65,20 @@ def _close() -> None:
 
 
 class Ranges:
-    """A file in a store, to be given in place of a path to what reads.
+    """A file in a store, to pass instead of a path to functions that read.
 
     Parameters
     ----------
     store : obstore store, fsspec file system, or any object like one
-        The store of the bytes. Of obstore its methods ``get_ranges(path, starts=, ends=)``, which returns
-        buffers, and ``head(path)``, a mapping with ``"size"``; of fsspec ``cat_ranges`` and ``info``. A class
-        of your own needs either pair. Up to 16 threads call it at once; an fsspec file system that is
-        not asynchronous is called by one at a time.
+        The store. For obstore, an object with the methods ``get_ranges(path, starts=, ends=)``, which returns
+        buffers, and ``head(path)``, which returns a mapping with ``"size"``; for fsspec, an object with
+        ``cat_ranges`` and ``info``. Your own class needs one of these pairs. Up to 16 threads call it at
+        once; an fsspec file system that is not asynchronous is called by one thread at a time.
     path : str
         The file's path in the store.
     nbytes : int, optional
-        Its size, where that is known: then it is not asked for, and ``head`` is not needed. Nor is it noticed
-        then that the file was replaced by another one of that size.
+        The size, if it is known. It is then not requested, and ``head`` is not needed; replacing the file by
+        another one of the same size is then not noticed.
 
     Raises
     ------
@@ -88,7 +89,7 @@ class Ranges:
 
     Notes
     -----
-    The store is held, never closed, and pickled with the handles that are pickled.
+    It keeps a reference to the store and never closes it. Pickling a handle pickles the store.
 
     Examples
     --------
@@ -155,17 +156,17 @@ class Reader:
     """The source from which the extension module reads bytes."""
 
     name: str
-    """For errors. Without secrets."""
+    """The name for errors, without secrets."""
     nbytes: int
     at_once: int
-    """How many ranges may be asked for at once. None where nothing is waited for."""
+    """The number of ranges that may be requested at once. None if requests do not wait."""
 
     def ask(self, begin: int, end: int) -> Future[Any]:
-        """Ask for the bytes of a range: a buffer."""
+        """Request the bytes of a range: a buffer."""
         raise NotImplementedError
 
     def ask_nbytes(self) -> Future[int | None]:
-        """Ask how many bytes there are now: None for as many, but others."""
+        """Request the current size. None if the size is unchanged but the bytes are not."""
         return _done(self.nbytes)
 
     def parts(self) -> Iterator[Any]:
@@ -174,7 +175,7 @@ class Reader:
         Raises
         ------
         StorageError
-            A part cannot be had, or the file is another one by the end.
+            A part cannot be read, or the file was replaced during the read.
         """
         asked: deque[tuple[int, Future[Any]]] = deque()
         for begin in range(0, self.nbytes, _PART_NBYTES):
@@ -205,7 +206,7 @@ class Reader:
         return part
 
     def _fault(self, error: Exception) -> Exception:
-        """Return an error for the object's own, whose message may contain secrets."""
+        """Return an error in place of the object's own, whose message may contain secrets."""
         if isinstance(error, FileNotFoundError):
             return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self.name)
         message = f"{_escaped(self.name)}: the object raised {type(error).__name__}"
@@ -245,7 +246,8 @@ class _Waiting(Reader):
 
     def _later(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         if self._process != os.getpid():
-            # An open file shares its position with the parent, and a store has threads that are not here.
+            # An open file shares its position with the parent, and a store has threads that do not exist in a
+            # child.
             reason = "it was opened in another process, before a fork: open it again in this one"
             raise located(ClosedError, reason, code="forked", path=self.name)
         answer: Future[Any] = Future()
@@ -262,7 +264,7 @@ class _Waiting(Reader):
         return answer
 
     def _opening(self, work: Callable[[], Any]) -> Any:
-        """Return the result of `work`, before there is a reader."""
+        """Return the result of `work`, which runs before there is a reader."""
         try:
             return settled(self._later(work)).result()
         except SafetensorError:
@@ -296,7 +298,7 @@ class _File(_Waiting):
         return self._later(self._read, begin, end)
 
     def _size(self) -> int:
-        # Some know it, and would have to read all of it to find their end.
+        # Some objects have this method, but would have to read everything to find the end.
         nbytes = getattr(self._file, "size", None)
         if isinstance(nbytes, int):
             return _possible(nbytes, self.name)
@@ -317,7 +319,7 @@ class _File(_Waiting):
             if file.tell() != begin + len(found):
                 expected, now = begin + len(found), file.tell()
                 reason = f"its position was moved while it was read: expected {expected}, found {now}"
-                reason = f"{reason} — read it by nothing else meanwhile"
+                reason = f"{reason} — do not use it elsewhere during the read"
                 raise located(
                     StorageError, reason, code="moved", path=self.name, expected=expected, found=now
                 )
@@ -361,10 +363,7 @@ class _Store(_Waiting):
         assert self._look is not None
         seen = self._look()
         if seen.get("size") is None:
-            reason = (
-                "the store does not say how large it is: give its size, as "
-                "`ingot.Ranges(store, path, nbytes=…)`"
-            )
+            reason = "the store does not report its size: pass it, as `ingot.Ranges(store, path, nbytes=…)`"
             raise located(StorageError, reason, code="no-size", path=self.name)
         stamp = {key: seen[key] for key in _VERSION if seen.get(key) is not None}
         return {**stamp, "size": _possible(seen["size"], self.name)}
@@ -375,7 +374,7 @@ class _Store(_Waiting):
         return None if was_replaced else now["size"]
 
 
-# What stores call the size of a file, and what changes when it is replaced.
+# Names for the size of a file in stores, and for values that change when the file is replaced.
 _VERSION = (
     *("size", "ETag", "etag", "e_tag", "version", "version_id", "VersionId", "generation", "md5Hash"),
     *("content_md5", "mtime", "modified", "last_modified", "LastModified", "updated", "created"),
@@ -392,7 +391,7 @@ def _possible(nbytes: Any, name: str) -> int:
     """
     is_whole = hasattr(nbytes, "__index__") and not isinstance(nbytes, bool)
     if not is_whole or not 0 <= index(nbytes) <= _MOST_NBYTES:
-        way_out = "give the right size, as `ingot.Ranges(store, path, nbytes=…)`"
+        way_out = "pass the right size, as `ingot.Ranges(store, path, nbytes=…)`"
         reason = f"expected a size in bytes from 0 to {_MOST_NBYTES}, found {nbytes!r:.80} — {way_out}"
         raise located(
             StorageError, reason, code="impossible-size", path=name, expected=_MOST_NBYTES, found=nbytes
@@ -412,10 +411,10 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
         look: Any = partial(head, path) if callable(head) else None
         return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), look, nbytes)
     if type(store).__module__ == "fsspec.implementations.local":
-        # It has a way of its own, which is faster.
+        # It has its own method, which is faster.
         return str(store._strip_protocol(path))
     name, get = shown_url(store.unstrip_protocol(path)), partial(store.cat_ranges, [path], on_error="raise")
-    # One instance of others is for one thread.
+    # Instances of other classes are for one thread.
     at_once = _AT_ONCE if getattr(store, "async_impl", False) else 1
     return _Store(name, at_once, lambda a, b: _only(get([a], [b])), lambda: store.info(path), nbytes)
 
@@ -430,7 +429,7 @@ def _is_fsspec(store: Any) -> bool:
 
 
 def _check_fsspec(file: Any) -> None:
-    """Raise for a file whose bytes differ from the bytes that its file system has under its path."""
+    """Raise for a file whose bytes differ from the stored bytes of its file system."""
     name = shown_url(file.fs.unstrip_protocol(file.path))
     _check_open(file, name)
     mode, packed = getattr(file, "mode", "rb"), getattr(file, "compression", None)
@@ -439,7 +438,7 @@ def _check_fsspec(file: Any) -> None:
     if isinstance(mode, str) and "t" in mode:
         raise _text(name, file)
     if packed is not None:
-        reason = f"is unpacked by {packed} while it is read: give what its `open()` gives"
+        reason = f"is unpacked by {packed} during the read: pass the result of its `open()`"
         raise located(OptionError, reason, code="compressed", path=name)
 
 
@@ -450,7 +449,7 @@ def _check_open(file: Any, name: str) -> None:
 
 def _text(name: str, file: Any) -> TypeError:
     found = type(file).__name__
-    return TypeError(f'{_escaped(name)}: the {found} gives text: expected bytes — open it with mode "rb"')
+    return TypeError(f'{_escaped(name)}: the {found} returns text: expected bytes — open it with mode "rb"')
 
 
 def _named(file: Any) -> str:

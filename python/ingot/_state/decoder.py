@@ -1,4 +1,4 @@
-"""Trees of state, put together from JSON. A file names no code that is run: FORMAT.md, "Training state"."""
+"""Puts trees of state together from JSON. A file never names code to run: FORMAT.md, "Training state"."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def unknown_class(shown: str, path: TreePath, what: str, kind: str) -> Checkpoin
 
 
 class Decoder:
-    """Puts a tree together. What is not in the tree comes from the methods of a subclass.
+    """Puts a tree together. Methods of a subclass return everything that is not in the JSON.
 
     Attributes
     ----------
     plain : dict of str to str
-        The paths of values that came back as dicts and other plain values, each with the type it had.
+        The paths of values that were returned as dicts and other plain values, each with its original type.
     """
 
     def __init__(self, shown: str) -> None:
@@ -52,7 +52,7 @@ class Decoder:
         self._is_hashed = False
 
     def tensor(self, name: str, framework: str | None, path: TreePath) -> Any:
-        """Return the tensor that is stored as `name`, of the file's framework or another."""
+        """Return the tensor that is stored as `name`, of the file's framework or of another one."""
         raise NotImplementedError
 
     def raw(self, name: str, path: TreePath) -> tuple[str, memoryview]:
@@ -68,7 +68,7 @@ class Decoder:
         raise NotImplementedError
 
     def class_named(self, name: str, path: TreePath) -> Any:
-        """Return the caller's class of that name, or None."""
+        """Return the caller's class with this name, or None."""
         raise NotImplementedError
 
     def flattened(self, kind: Any, inner: dict[str, Any], node: dict[str, Any], path: TreePath) -> Any:
@@ -100,7 +100,7 @@ class Decoder:
         except SafetensorError:
             raise
         except Exception as error:
-            # What types raise of a forged node.
+            # Exceptions that types raise for an invalid node.
             reason = f"{_quoted(tags[0])} is invalid ({type(error).__name__}: {_escaped(str(error))})"
             raise fault(self.shown, path, reason) from None
 
@@ -238,7 +238,7 @@ def parsed(content: str | memoryview, shown: str) -> Any:
     try:
         text = content if isinstance(content, str) else str(content, "utf-8")
     except UnicodeDecodeError as error:
-        raise fault(shown, (), f"the tree is no UTF-8 ({error})") from None
+        raise fault(shown, (), f"the tree is not UTF-8 ({error})") from None
     if len(text) > 2 * MAX_NODES:
         outside = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
         if sum(map(outside.count, ",[{")) > MAX_NODES:
@@ -259,4 +259,4 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

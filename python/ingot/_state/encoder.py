@@ -1,4 +1,4 @@
-"""Trees of state, taken apart into JSON and tensors by name: FORMAT.md, "Training state"."""
+"""Splits trees of state into JSON and named tensors: FORMAT.md, "Training state"."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Raw(NamedTuple):
 
 
 class Encoder:
-    """Takes a tree apart, into nodes of JSON and `tensors` by name.
+    """Splits a tree into nodes of JSON and `tensors` by name.
 
     Parameters
     ----------
     framework : str
-        The framework whose tensors need no mark.
+        The framework whose tensors are stored without a mark.
     states : dict of int to object
         The states of live objects, by the ids of these.
     """
@@ -52,14 +52,14 @@ class Encoder:
         self.tensors: dict[str, Any] = {}
         self._framework = framework
         self._states = states
-        # By the ids of tensors, which `tensors` keeps alive.
+        # Names by the id of a tensor. `tensors` keeps them alive, so that ids stay unique.
         self._names: dict[int, str] = {}
         self._nodes = 0
         # Set within keys of dicts and members of sets, which have no tensors.
         self._is_hashed = False
 
     def metadata(self, tree: Any) -> dict[str, str]:
-        """Take `tree` apart. Return the metadata that describes it."""
+        """Split `tree`. Return the metadata that describes it."""
         text = _json(self.node(tree, ()))
         head: dict[str, Any] = {"version": VERSION, "framework": self._framework}
         if len(text) > _INLINE_NBYTES:
@@ -101,14 +101,14 @@ class Encoder:
         return sorted((self._hashed(value, path) for value in values), key=_json)
 
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
-        """Return the node of a dict: an object if its keys allow it, else pairs."""
+        """Return the node of a dict: an object if its keys allow it, otherwise pairs."""
         if all(type(key) is str and not key.startswith("$") for key in values):
             return {key: self.node(value, (*path, key)) for key, value in values.items()}
         pairs = [[self._hashed(key, path), self.node(value, (*path, key))] for key, value in values.items()]
         return {"$dict": pairs}
 
     def long_bytes(self, value: bytes | bytearray, path: TreePath) -> Any:
-        """Return the node of many bytes, which are a tensor, and None for few."""
+        """Return the node of many bytes, which are stored as a tensor. None for few bytes."""
         if len(value) <= _SHORT_NBYTES or self._is_hashed:
             return None
         return {"$tensor": self._store(Raw("U8", value), path)}
@@ -186,7 +186,7 @@ def _json(node: Any) -> str:
 
 
 def _numbers(values: list[Any]) -> Raw | None:
-    """Return numbers of one type, and None if they are of several or larger than 64 bits."""
+    """Return numbers of one type, or None if they have several types or more than 64 bits."""
     kinds = set(map(type, values))
     try:
         if kinds == {int}:

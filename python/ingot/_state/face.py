@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class StateReport(Report):
-    """What `load_state` did not restore as it was saved.
+    """The values that `load_state` did not restore with their original type.
 
     Attributes
     ----------
     plain : dict of str to str
-        The paths of values that came back as dicts or other plain values, since the class or the framework
-        they had is not known here. Each with the name of that.
+        The paths of values that were returned as dicts or other plain values, since their class or framework
+        is not known here. Each has the name of the class or framework.
     missing : list of str
         The paths of values that only `into` has.
 
@@ -142,7 +142,7 @@ class States:
             (``"equal-keys"``), or a tensor cannot be stored. The message has the path in the tree. Nothing
             has been written.
         SharedMemoryError
-            Tensors of torch share memory, and none of them has all of it.
+            Tensors of torch share memory, and no tensor covers all of it.
         OSError, StorageError, TypeError, OptionError
             As for `save_file`.
 
@@ -155,14 +155,14 @@ class States:
         return self.saved(state, destination, Saving.of(self.save_state, locals()))
 
     def saved(self, state: Any, destination: Path | Writable, how: Saving) -> ingot.SaveFuture | None:
-        """Do what `save_state` does."""
+        """Do the work of `save_state`."""
         lives = {path: value for path, value in within(state) if is_live(value)}
         return self.saved_tree(state, destination, how, self.states_of(lives))
 
     def saved_tree(
         self, tree: Any, destination: Path | Writable, how: Saving, states: Mapping[int, Any]
     ) -> ingot.SaveFuture | None:
-        """Save a tree, in which `states` replace live objects by their ids."""
+        """Save a tree, in which `states` replaces live objects, by id."""
         encoder = Encoder(self.framework, states)
         how = how._replace(metadata={**(how.metadata or {}), **encoder.metadata(tree)})
         return self.write(encoder.tensors, destination, how)
@@ -199,32 +199,32 @@ class States:
             on the framework's default device.
         into : object, optional
             A tree like the saved one with live objects and tensors. Modules and tensors are filled in place
-            (arrays of jax are made anew, with the same sharding); ``load_state_dict`` of other objects is
-            called. Optimizers need not have stepped. Dataclasses, named tuples and enums have the classes
-            that objects of `into` have. Values that the file lacks are taken from `into`.
+            (arrays of jax are replaced, with the same sharding); ``load_state_dict`` of other objects is
+            called. Optimizers need not have made a step. Dataclasses, named tuples and enums get the classes
+            of the objects in `into`. Values that the file lacks are taken from `into`.
         types : iterable of class, optional
-            Dataclasses, named tuples, enums and tensor subclasses of the state, for those that `into` lacks.
-            They are found by ``__qualname__``. Without a class, its objects come back as dicts.
+            Dataclasses, named tuples, enums and tensor subclasses of the state whose objects are not in
+            `into`. They are matched by ``__qualname__``. Objects without a class are returned as dicts.
         return_report : bool
             Return an `ingot.StateReport` too.
         **options
-            What is loaded, and how: `ingot.typing.StateOptions`.
+            Which values are loaded and how: `ingot.typing.StateOptions`.
 
         Returns
         -------
         object
-            The tree, with the live objects and tensors of `into` in their places. Other tensors have memory
-            of their own. With `return_report` a tuple of this and of the report.
+            The tree, which contains the live objects and tensors of `into`. Other tensors have memory of
+            their own. With `return_report`, a tuple of the tree and the report.
 
         Raises
         ------
         CheckpointError
-            The file has no state (``code`` is ``"no-state"``), one of a later version of ingot
-            (``"later-state"``), or an invalid one (``"invalid-state"``, ``"state-too-large"``); or it does
-            not fit `into` (``"state-missing"``, ``"state-names"``, ``"optimizer-state"``), or needs a class
-            in `types` (``"unknown-class"``).
+            The file has no state (``code`` is ``"no-state"``), a state of a later version of ingot
+            (``"later-state"``), or an invalid one (``"invalid-state"``, ``"state-too-large"``); or the state
+            does not fit `into` (``"state-missing"``, ``"state-names"``, ``"optimizer-state"``), or needs a
+            class in `types` (``"unknown-class"``).
         DestinationError
-            A tensor of `into` has another shape than that in the file, or cannot be filled.
+            A tensor of `into` has another shape than in the file, or cannot be filled.
         OptionError
             `keys` or `drop` select a part of the state of an object other than a module.
         OSError, HeaderError, DtypeError, StorageError, IntegrityError
@@ -291,7 +291,7 @@ class States:
         return restoring.restored(node, loaded), restoring
 
     def _loaded(self, contents: Contents, restoring: Restoring, move: Moving, reads: Reads) -> dict[str, Any]:
-        """Read the planned tensors: first the new ones, and then into the caller's tensors."""
+        """Read the planned tensors: first the new ones, then the caller's tensors."""
         groups = restoring.fresh()
         filled = [name for _, name in restoring.filled.values()]
         sizes = (partial(_nbytes, contents.checkpoint, names) for names in (*groups.values(), filled))
@@ -380,7 +380,7 @@ def checked_types(types: Any) -> tuple[type, ...]:
     names = [kind.__qualname__ for kind in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        message = f"types has two classes with the name {twice!r}: give objects of them in into="
+        message = f"types has two classes with the name {twice!r}: pass objects of them in into="
         raise OptionError(message, code="equal-types", found=twice)
     return found
 

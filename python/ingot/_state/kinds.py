@@ -1,7 +1,7 @@
 """Values that JSON lacks, and how a tree of state writes each: FORMAT.md, "Training state".
 
-A value is an object with one key, its tag. Each kind has a function that takes a value apart and one that
-puts it together.
+A value is a JSON object with one key, its tag. Each kind has a function that encodes a value and one that
+decodes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .objects import TreePath
 
 
 class TreeWriter(Protocol):
-    """The methods of `Encoder` that take values apart."""
+    """The methods of `Encoder` that encode values."""
 
     def node(self, value: Any, path: TreePath) -> Any:
         """Return the node of a value."""
@@ -41,7 +41,7 @@ class TreeWriter(Protocol):
         ...
 
     def long_bytes(self, value: bytes | bytearray, path: TreePath) -> Any:
-        """Return the node of bytes that are a tensor, or None for few bytes."""
+        """Return the node of bytes that are stored as a tensor. None for few bytes."""
         ...
 
     def refused(self, value: Any, path: TreePath) -> SaveError:
@@ -50,7 +50,7 @@ class TreeWriter(Protocol):
 
 
 class TreeReader(Protocol):
-    """The methods of `Decoder` that put values together."""
+    """The methods of `Decoder` that decode values."""
 
     def value(self, node: Any, path: TreePath) -> Any:
         """Return the value of a node."""
@@ -126,7 +126,7 @@ def _bytes(decoder: TreeReader, node: Any, path: TreePath) -> bytes:
 
 
 def _ordered_apart(encoder: TreeWriter, values: OrderedDict[Any, Any], path: TreePath) -> list[Any]:
-    # A module keeps the versions of its parts there.
+    # A module stores the versions of its parts there.
     versions = getattr(values, "_metadata", None)
     return [encoder.mapping(values, path), encoder.node(versions, (*path, "_metadata"))]
 
@@ -139,7 +139,7 @@ def _ordered(decoder: TreeReader, node: Any, path: TreePath) -> OrderedDict[Any,
     return made
 
 
-#: What a `defaultdict` may make its values with, by the name in a file.
+#: The default factories of a `defaultdict`, by their names in a file.
 _FACTORIES: dict[str, type | None] = {
     "none": None,
     **{one.__name__: one for one in (bool, dict, float, int, list, set, str, tuple)},
@@ -186,7 +186,7 @@ def _time(_: TreeReader, node: Any, __: TreePath) -> time:
     return time.fromisoformat(text).replace(fold=fold)
 
 
-#: The kinds that are known by the exact type of a value.
+#: The kinds that are recognised by the exact type of a value.
 KINDS: dict[type, Kind] = {
     int: Kind("$int", lambda _, value, __: hex(value), lambda _, node, __: int(node, 16)),
     float: Kind("$float", _float_apart, _float),
@@ -234,7 +234,7 @@ KINDS: dict[type, Kind] = {
 
 
 def of_framework(value: Any) -> tuple[str, Any] | None:
-    """Return the tag and the node of a scalar, a dtype, a size or a device, and None for other values."""
+    """Return the tag and the node of a scalar, a dtype, a size or a device. None for other values."""
     kind = type(value)
     if kind.__module__ == "torch":
         if kind.__name__ == "Size":
@@ -296,7 +296,7 @@ def _dtype(decoder: TreeReader, node: Any, path: TreePath) -> Any:
     torch = modules.get("torch")
     if torch is None:
         return decoder.noted(node, path, "torch.dtype")
-    # `getattr` would import modules of torch that have such a name.
+    # `getattr` would import modules of torch with such a name.
     found = vars(torch).get(name)
     if type(found) is not torch.dtype:
         raise ValueError(f"torch has no dtype {name!r}")
@@ -313,7 +313,7 @@ def _device(decoder: TreeReader, node: Any, path: TreePath) -> Any:
     return decoder.noted(str(node), path, "torch.device") if torch is None else torch.device(node)
 
 
-#: What puts the value of each tag together.
+#: The functions that decode the value of each tag.
 TOGETHER: dict[str, Callable[[TreeReader, Any, TreePath], Any]] = {
     **{kind.tag: kind.together for kind in KINDS.values()},
     "$scalar": _scalar,

@@ -1,4 +1,4 @@
-"""What a tree of state consists of: paths, live objects, tensors, and classes of the caller."""
+"""The elements of a tree of state: paths, live objects, tensors, and classes of the caller."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any] | None:
-    """Return the fields of a dataclass or a named tuple, and None for other values."""
+    """Return the fields of a dataclass or a named tuple. None for other values."""
     if isinstance(value, type):
         return None
     if isinstance(value, tuple):
@@ -54,7 +54,7 @@ def is_static(field: Field[Any]) -> bool:
     return not field.metadata.get("pytree_node", True)
 
 
-# Values that have none within. Trees have lists of millions of them.
+# Values that contain no others. Trees have lists of millions of them.
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 

@@ -13,9 +13,9 @@ from .objects import TreePath
 #: The names of parameters, by their ids.
 Names = dict[int, str]
 
-# What wrappers put into the names of parameters.
+# Prefixes that wrappers put into the names of parameters.
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-# What torch's optimizers keep for each element of a parameter.
+# The states that torch's optimizers store for each element of a parameter.
 _OF_ELEMENTS = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg")
     + ("acc_delta", "sum", "prev", "step_size")
@@ -95,7 +95,7 @@ def by_name(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: N
 def by_place(
     optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: Names | None
 ) -> dict[str, Any]:
-    """Return a stored state as `load_state_dict` takes it: with integers, in the groups of the optimizer.
+    """Return a stored state as `load_state_dict` expects it: with integers, in the optimizer's groups.
 
     Parameters are found by `names`; if these or the stored names are unknown, by their order.
 
@@ -128,7 +128,7 @@ def _group_of(names: set[str], saved: list[dict[str, Any]]) -> dict[str, Any]:
         lacking = sorted(names - {*_of_groups(saved)})
         if lacking:
             raise ValueError(f"expected the state of parameter {lacking[0]!r}, found none in the file")
-        reason = f"expected a group of the same {len(names)} parameters as that of {min(names)!r}"
+        reason = f"expected a group with the same {len(names)} parameters as the group of {min(names)!r}"
         raise ValueError(f"{reason}, found other groups in the file")
     return found
 

@@ -1,4 +1,4 @@
-"""Trees of state that are put together for a caller: planned and checked first, and then read."""
+"""Restores trees of state for a caller: planned and checked first, and then read."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .decoder import Decoder, fault, parsed, unknown_class
 from .encoder import KEY, VERSION
 from .objects import TreePath, fields_of, is_live, is_tensor, spelled, within
 
-# What is imported for tensors of a module, if it has another name.
+# The module to import for tensors of a framework, if it has another name.
 _PACKAGES = {"flax": "jax", "mlx": "mlx.core"}
 
 
 class Contents(NamedTuple):
-    """An open file, and where its bytes are read: in the file, or in a copy that is compared with digests."""
+    """An open file, and the source of its bytes: the file, or a copy that is compared with digests."""
 
     checkpoint: Checkpoint
     source: Checkpoint
 
     @property
     def shown(self) -> str:
-        """What messages call the file."""
+        """The name of the file in messages."""
         return "the file" if self.checkpoint.path is None else _escaped(self.checkpoint.path)
 
     def info(self, name: Any, path: TreePath) -> TensorInfo:
@@ -64,7 +64,7 @@ class Contents(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A tensor of the file, in place of one that is not loaded yet."""
+    """A placeholder for a tensor of the file that is not loaded yet."""
 
     name: str
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ class Restoring(Decoder):
     missing : list of str
         The paths of values that only the caller has.
     is_partial : bool
-        Whether the caller loads some of the tensors only.
+        Whether the caller loads only some of the tensors.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Restoring(Decoder):
         return stored
 
     def fresh(self) -> dict[str, list[str]]:
-        """Return the names of the tensors that are not filled in place, by the modules that make them."""
+        """Return the names of the tensors that are not filled in place, by the modules that create them."""
         found: dict[str, dict[str, None]] = {}
         for path, (name, module) in self._asked.items():
             if path not in self.filled:
@@ -202,12 +202,12 @@ class Restoring(Decoder):
         return {module: [*names] for module, names in found.items()}
 
     def _module(self, framework: str | None, path: TreePath) -> str:
-        """Return the module that makes a tensor: of its framework if that is imported, else the caller's."""
+        """Return the module that creates a tensor: its framework's if that is imported, else the caller's."""
         own = self._planner.framework
         if framework is None or framework == own:
             return own
         if framework not in FRAMEWORKS.values():
-            raise ValueError(f"{framework!r} is no framework")
+            raise ValueError(f"{framework!r} is not a framework")
         if _PACKAGES.get(framework, framework) in modules:
             return framework
         self.noted(None, path, f"tensor of {framework}")
@@ -235,7 +235,7 @@ class Restoring(Decoder):
 
 
 def selected(node: Any, contents: Contents, how: Loading) -> Any:
-    """Return `node` with the tensors that `keys` and `drop` select, and nothing else than the way to them."""
+    """Return `node` with only the tensors that `keys` and `drop` select, and the containers around them."""
     keys = tuple(contents.checkpoint.all_names()) if how.keys is None else how.keys
     names = {*select(contents.checkpoint, keys, how.drop)}
     try:
@@ -249,10 +249,10 @@ _GONE = object()
 
 
 def _some(node: Any, names: set[str]) -> Any:
-    """Return what leads to the tensors with these names, or `_GONE`."""
+    """Return the containers around the tensors with these names, or `_GONE`."""
     if type(node) is list:
         inner = [_some(one, names) for one in node]
-        # The others keep their places.
+        # The other items keep their positions.
         return _GONE if set(map(id, inner)) <= {id(_GONE)} else [_or_none(one) for one in inner]
     if type(node) is not dict:
         return _GONE
@@ -287,7 +287,7 @@ def _some_at(place: int) -> Callable[[Any, Any, set[str]], Any]:
     return some
 
 
-# For tags whose nodes have tensors within.
+# For tags whose nodes contain tensors.
 _WITHIN: dict[str, Callable[[Any, Any, set[str]], Any]] = {
     "$tensor": _some_tensor,
     "$subclass": lambda node, inner, names: _GONE if _some(inner["tensors"], names) is _GONE else node,
@@ -296,7 +296,7 @@ _WITHIN: dict[str, Callable[[Any, Any, set[str]], Any]] = {
     "$default": _some_at(1),
     "$deque": _some_at(0),
     "$tuple": lambda _, inner, names: _GONE if (found := _some(inner, names)) is _GONE else {"$tuple": found},
-    # Without all of its fields it is a dict.
+    # An object without all of its fields becomes a dict.
     "$namedtuple": lambda _, inner, names: _some(inner["fields"], names),
     "$dataclass": lambda _, inner, names: _some(inner["fields"], names),
 }

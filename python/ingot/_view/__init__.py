@@ -1,4 +1,4 @@
 """The viewer: `shelf` holds the files, `server` serves their bytes to the page.
 
-Only `cli` may use this room.
+Only `cli` may import this package.
 """

@@ -1,4 +1,4 @@
-"""`ingot.view`: the viewer in a notebook, or for a program that wants its address."""
+"""`ingot.view`: the viewer in a notebook, or its address for a program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# Notebooks whose browser is on another machine than their kernel.
+# Environment variables of notebooks whose browser is on another machine than the kernel.
 _REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
 # A notebook on this machine may show the page in a frame.
 _ANCESTORS = "http://localhost:* http://127.0.0.1:*"
 
 
 class View:
-    """The viewer on a model, which a notebook shows. `url` is None for a page without a server.
+    """The viewer of a model, which a notebook displays. `url` is None for a page without a server.
 
     The server ends with `close`, at the end of a ``with`` block, or with the object.
 
@@ -86,7 +86,7 @@ class View:
     def __reduce__(self) -> Any:
         raise TypeError(
             "a View cannot be pickled, since its server runs in this process: pickle the source and call "
-            "ingot.view where it arrives"
+            "ingot.view after unpickling"
         )
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ def view(
     height : int
         The height of the frame in pixels.
     storage_options : dict, optional
-        How URLs are reached (`ingot.StorageOptions`). A handle keeps the options that it was opened with.
+        How URLs are reached (`ingot.StorageOptions`). A handle keeps its own options.
 
     Returns
     -------
@@ -169,7 +169,7 @@ def _ended(server: Server, shelf: Shelf) -> None:
 
 
 def _model(name: str, source: Any, how: Loading) -> str | Opened:
-    """Return a local path as it is, for the page to read its files, and everything else open.
+    """Return a local path unchanged, since the page reads its files. Open everything else.
 
     `name` is the name of the argument.
     """

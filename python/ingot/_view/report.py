@@ -116,7 +116,7 @@ def page(report: str | None = None) -> str:
     """
     if report is None:
         return _viewer()
-    # The report is the only part that comes from a file: nothing in it may end the element.
+    # The report is the only part that comes from a file: nothing in it may end the HTML element.
     data = report.replace("<", "\\u003c")
     element = f'<script type="application/json" id="report">{data}</script>\n'
     return _viewer().replace(_SCRIPT, element + _SCRIPT, 1)

@@ -1,8 +1,8 @@
-"""The viewer's server: it serves the page, and byte ranges of files to clients that have the token.
+"""The viewer's server: it serves the page and, to clients with the token, byte ranges of files.
 
-It listens on 127.0.0.1 only. Three rules keep other pages and other users of the machine from the files. The
-Host header must be the server's own name, because a page elsewhere may have its name resolve to 127.0.0.1.
-Requests that other sites cause get no data. Data takes a token, which browsers do not send by themselves.
+It listens on 127.0.0.1 only. Three rules protect the files from other pages and other users of the machine.
+The Host header must be the server's own name, because another page's host name may resolve to 127.0.0.1.
+Requests that other sites cause get no data. Data requires a token, which browsers do not send by themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _MOST_CONNECTIONS = 64
 _PATIENCE = 60
 # Seconds between two looks at whether the server is closed.
 _POLL = 0.1
-# Seconds that `close` waits for answers to end. One that reads a remote file may take longer.
+# The time in seconds that `close` waits for answers to end. An answer that reads a remote file may take
+# longer.
 _CLOSING = 1
 _MOST_FIELDS = 64
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
@@ -105,7 +106,7 @@ class Server:
             except TimeoutError:
                 continue
             except OSError:
-                # The client left before it was accepted, or the process has no descriptors left.
+                # The client disconnected before it was accepted, or the process has no descriptors left.
                 self._closed.wait(_POLL)
                 continue
             self._begin(connection)
@@ -125,7 +126,7 @@ class Server:
             self.connections.leave(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        # Clients leave when they want, and files fail in the middle of an answer.
+        # Clients disconnect at any time, and files fail in the middle of an answer.
         with suppress(OSError, SafetensorError):
             try:
                 _Handler(connection, None, self)  # type: ignore[arg-type]
@@ -144,7 +145,7 @@ class _Connections:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # Reentrant, since a finalizer that closes the server may run at any place.
+        # Reentrant, since a finalizer that closes the server may run at any point.
         self._changed = Condition()
         self._is_open = True
         # In the order in which they became idle.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ingot._native import Checkpoint, TensorInfo
     from ingot.typing import StorageOptions
 
-# Bytes of a remote file that are in memory at a time.
+# The number of bytes of a remote file that are in memory at a time.
 _PIECE = 4 << 20
 _KINDS = (".safetensors", ".bt", ".index.json")
 # The largest header, in bytes: the limit of every reader.
@@ -60,7 +60,7 @@ class LocalFile:
         OSError
             The file cannot be opened.
         CheckpointError
-            The path leads to something else than a regular file.
+            The path leads to a directory or a special file.
         StorageError
             The file was replaced.
         """
@@ -89,7 +89,7 @@ class OpenLocalFile:
     def head_nbytes(self) -> int | None:
         """The bytes up to the end of the header, or None if it has no possible length.
 
-        The page reads the length again, and judges it. Of JSON the page wants all.
+        The page reads and checks the length itself. For a JSON file the page needs all bytes.
         """
         if self.name.endswith(".json"):
             return min(CONFIG_NBYTES, self.size)
@@ -111,7 +111,7 @@ class OpenLocalFile:
 
 
 class ReadFile:
-    """A file that is read through a handle, such as a remote one: credentials stay in this process.
+    """A file that is read through a handle, such as a remote one. Credentials stay in this process.
 
     The page gets all bytes before the tensors, which are the proven header, rewritten as `.safetensors`, and
     after them the bytes of the tensors. An index or a configuration is a head without tensors.
@@ -174,7 +174,7 @@ class Model:
 
 
 class Shelf:
-    """The models that are shown, one or two: local paths, URLs or open checkpoints.
+    """The displayed models, one or two: local paths, URLs or open checkpoints.
 
     `close` closes the handles that the shelf opened.
     """
@@ -235,7 +235,7 @@ def _local(source: str) -> Model:
 
 
 def _in_folder(folder: str) -> list[tuple[str, str]]:
-    """Return the files of a folder that a page may want, by path and name."""
+    """Return the files of a folder that a page may request, by path and name."""
     names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name == CONFIG)
     if names in ([], [CONFIG]):
         raise CheckpointError(
@@ -305,10 +305,10 @@ def _file_name(source: Opened) -> str:
 
 
 def _config(source: Opened) -> bytes | None:
-    """Read ``config.json`` beside the model, which says how it was quantised. An object has none."""
+    """Read ``config.json`` beside the model, which describes the quantisation. An object has none."""
     if source.place is None:
         return None
-    # The working directory may be another one by now.
+    # The working directory may have changed.
     path = source.place if is_url(source.place) else source.handle.at or source.place
     with suppress(SafetensorError, OSError):
         found = config_beside(path, source.storage_options)

@@ -44,7 +44,9 @@ class ObservedFuture(Future[None]):
 
 
 class SaveFuture(ObservedFuture):
-    """A save in the background: what ``save_file(..., background=True)`` returns. Its result is None.
+    """The future of a background save: the result of ``save_file(..., background=True)``.
+
+    Its result is None.
 
     Attributes
     ----------
@@ -67,7 +69,7 @@ class SaveFuture(ObservedFuture):
     def __init__(self, path: str = "") -> None:
         super().__init__(Outcome())
         self._path = path
-        # `Line._disown` calls this again in the child of a fork, whose program may hold both futures.
+        # `Line._disown` calls this again in a child after a fork, whose program may hold both futures.
         staged: ObservedFuture = self.__dict__.get("staged") or ObservedFuture(self._outcome)
         ObservedFuture.__init__(staged, self._outcome)
         self.staged: Future[None] = staged
@@ -114,9 +116,9 @@ def _described(path: str, fault: BaseException) -> str:
 class Line:
     """A queue of calls, which run in order on one thread. The thread exists only while there are calls.
 
-    The interpreter waits for the thread at exit. If it no longer waits for new threads, `put` returns after
-    the call. A child of a fork has no such thread: the calls continue in the parent, and the child's futures
-    raise.
+    The interpreter waits for the thread at exit. If it no longer waits for new threads, `put` runs the call
+    itself. In a child after a fork there is no such thread: the calls continue in the parent, and the child's
+    futures raise.
     """
 
     def __init__(self, name: str) -> None:
@@ -166,7 +168,7 @@ class Line:
             thread.start()
         except RuntimeError:
             return False
-        # Set after `start`, which Ctrl-C can interrupt before there is a thread.
+        # Set after `start`, which Ctrl-C may interrupt before the thread exists.
         self._thread = thread
         return True
 
@@ -216,12 +218,12 @@ def _exits() -> bool:
     if not main.is_alive():
         return True
     if sys.version_info >= (3, 12):
-        # It starts no threads either, and raises instead.
+        # The interpreter also starts no more threads, and raises instead.
         return False
-    # Python 3.11 reports it only to programs that had imported `threading` by then. A callback at exit, such
-    # as a function given to `atexit`, is alone on the stack; all other code is above the program's frame.
-    # Where there is no telling, as in a program that embeds Python, saving before `put` returns is what
-    # loses nothing.
+    # Python 3.11 only reports the shutdown to programs that had imported `threading` before. A callback at
+    # exit, such as a function passed to `atexit`, is alone on the stack; all other code is above the
+    # program's frame. If the stack does not show it, as in a program that embeds Python, the file is saved
+    # before `put` returns, so that it is not lost.
     frame = sys._current_frames().get(main.ident or 0)
     while frame is not None and frame.f_back is not None:
         frame = frame.f_back

@@ -29,7 +29,7 @@ from .save import recorded, rendered
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
 
-# Bytes of tensors that are in memory at once; one that is larger is alone.
+# The number of bytes of tensors that are in memory at once. A larger tensor is processed alone.
 _BATCH_NBYTES = 256 << 20
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16}
 
@@ -88,8 +88,8 @@ def cast(
         The dtype to convert to. The values equal PyTorch's ``tensor.to(dtype)``. Integers, bools and
         complex numbers keep their dtypes.
     keys : ingot.typing.Keys, optional
-        Which tensors to convert, all by default, as for `load_file`. The others are copied as they are. A
-        name that shares a tensor selects that tensor.
+        Which tensors to convert, all by default, as for `load_file`. The others are copied unchanged. An
+        alias selects its tensor.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's, without digests of values that change.
     format : {"safetensors", "bintensors"}, optional
@@ -105,7 +105,7 @@ def cast(
     Raises
     ------
     FileExistsError
-        There is something at `destination`, and `overwrite` is False.
+        The destination exists, and `overwrite` is False.
     TensorNotFoundError
         A name or a pattern of `keys` matches no tensor.
     SaveError
@@ -145,7 +145,7 @@ def cast(
 
 
 def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | None = None) -> Cast:
-    """Return what `cast` would return, and write nothing."""
+    """Return the result of `cast`, without writing."""
     with closing(open_source(source, Loading())) as checkpoint:
         names = _chosen(checkpoint, checked_keys("keys", keys))
         path = fsdecode(_native.local_path(destination))
@@ -188,7 +188,7 @@ class _Plan:
         return Cast(path, self.dtype, names, len(self.infos), size)
 
     def write(self, writer: _native.Writer) -> Iterator[TensorInfo]:
-        """Write the tensors, and yield each that is written."""
+        """Write the tensors, and yield each name after its tensor."""
         for batch in batches(self.infos, attrgetter("nbytes"), _BATCH_NBYTES):
             names = [info.name for info in batch if info.name in self.changed]
             parts = self.checkpoint.parts(Wanted(names, None, self.dtype), RAW, threads=self.threads)
@@ -203,7 +203,7 @@ class _Plan:
                 yield info
 
 
-# The bytes of tensors as they are in memory.
+# The bytes of tensors in memory form.
 
 
 def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:

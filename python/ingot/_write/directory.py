@@ -1,10 +1,10 @@
 """A directory with a checkpoint: its lock, hidden files and files of parts.
 
-One save at a time writes a checkpoint there.
+Only one save at a time writes a checkpoint there.
 
-The lock is on a file in the directory, which exists as long as the save does. A process that is killed leaves
-the file without a lock. On a file system without locks the file itself is the lock, and the process
-that it names has to be gone before another takes it.
+The lock is on a file in the directory, which exists as long as the save. A process that is killed leaves the
+file without a lock. On a file system without locks, the file itself is the lock, and another process takes it
+only if the process that it names does not run any more.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from ingot.errors import CheckpointError, StorageError
 
 #: The name of the file.
 NAME = ".ingot-saving.lock"
-#: Seconds for which a save waits for another, counted anew whenever another process gets the lock.
+#: The time in seconds for which a save waits for others. It starts again whenever another process gets the
+#: lock.
 WAIT_SECONDS = 60.0
 _PAUSE_SECONDS = 0.02
-# On Windows no other process reads a locked byte: one that is behind the text.
+# On Windows no other process can read a locked byte, so the byte after the text is locked.
 _LOCKED_BYTE = 1 << 30
 _HELD_ELSEWHERE = {errno.EACCES, errno.EAGAIN, errno.EDEADLK}
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
@@ -171,7 +172,7 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def _take_over(path: str) -> bool:
-    """Remove the file of a process that is gone, on a file system without locks, for the next try."""
+    """On a file system without locks, remove the file of a process that has ended, for the next attempt."""
     owner = _owner(path).split()
     if len(owner) == 4 and owner[3] == gethostname() and not _is_alive(int(owner[1])):
         with suppress(OSError):
@@ -184,7 +185,7 @@ def _is_alive(process: int) -> bool:
         # Nothing in this process holds the lock.
         return False
     if sys.platform == "win32":
-        # Signal 0 would end the process there.
+        # On Windows, signal 0 would end the process.
         return True
     try:
         os.kill(process, 0)
@@ -222,13 +223,14 @@ def _release(path: str, key: str) -> None:
         descriptor = _HELD.descriptors.pop(key)
     try:
         if sys.platform != "win32":
-            # Its name goes first: a save that locks it afterwards finds that out.
+            # The name is removed before the lock is released, so that a save that locks the file later
+            # detects this.
             with suppress(OSError):
                 os.remove(path)
     finally:
         _unlock(descriptor)
     if sys.platform == "win32":
-        # Not if another save has opened it by now.
+        # Not if another save has opened the file in the meantime.
         with suppress(OSError):
             os.remove(path)
 
@@ -237,7 +239,7 @@ def _unlock(descriptor: int) -> None:
     if sys.platform != "win32":
         import fcntl
 
-        # Closing it is not enough where a child of a fork has it too.
+        # Closing the file does not release the lock if a child of a fork has it open too.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
@@ -275,7 +277,7 @@ def new_prefix() -> str:
 def hidden(prefix: str | None = None) -> Iterator[str]:
     """Yield a prefix for temporary names, which the final name follows.
 
-    Errors that are raised in the block name the final name, which is the one that the user knows.
+    Errors raised in the block have the final name in place of the temporary one.
     """
     prefix = prefix or new_prefix()
     with called(prefix, ""):
@@ -308,11 +310,10 @@ def _with(hidden: str, shown: str, found: object) -> object:
     return found.replace(os.fsencode(hidden), os.fsencode(shown)) if isinstance(found, bytes) else found
 
 
-# Files that hold parts of tensors, and their replacement by the files of another save.
-#
-# No index names such files: all in a directory are one checkpoint. So while some of them are replaced, a
-# manifest in the directory names the files of the old checkpoint, under second names that are hidden. Readers
-# use the manifest if there is one. The removal of the manifest makes the new files the checkpoint.
+# Files that hold parts of tensors, and their replacement by the files of another save. No index names such
+# files: all files in a directory are one checkpoint. So while some of them are replaced, a manifest in the
+# directory lists the files of the old checkpoint, under hidden second names. Readers use the manifest if
+# there is one. Removing the manifest makes the new files the checkpoint.
 
 
 #: A file of parts, as torch's Hugging Face storage names them.

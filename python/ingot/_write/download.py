@@ -1,4 +1,4 @@
-"""Files behind URLs, and models of many of them, fetched to be kept."""
+"""Downloads of files behind URLs, and of models of many files."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Download(Report):
     path : str
         The path of the file; of a model of many files the index.
     nbytes : int
-        Its size; of a model the size of all files together.
+        The size in bytes; for a model, of all files together.
     fetched : int
         The bytes that came over the network: fewer than `nbytes` if an earlier, interrupted call fetched some
         of them, 0 if the file came from the Hub's local cache.
     sha256 : str or None
-        The digest that the file was compared with: the one that the caller expects, or the one that the Hub
-        keeps. None if there is neither, and for a model, whose `files` have their own.
+        The digest that the file was compared with: the caller's, or the Hub's. None if there is neither, and
+        for a model, whose `files` have their own.
     files : tuple of Download
         The files of a model of many: the shards in the order of their names, then the index. Empty for one
         file.
@@ -67,26 +67,26 @@ def download(
     Parameters
     ----------
     source : str
-        The URL of any file, as for `ingot.safe_open`. An index, whose name
-        is ``*.index.json``, or a repository of the Hub that has an index and no ``model.safetensors``, is a
-        model of many files: the index and every file that it names, which lie beside it, are fetched.
+        The URL of any file, as for `ingot.safe_open`. An index, whose name is ``*.index.json``, or a
+        repository of the Hub with an index and no ``model.safetensors``, is a model of many files: the index
+        and all files that it names are downloaded.
     destination : str, bytes or os.PathLike
-        Where to write. In a directory, which exists, or ends in a slash and then is made, the file has the
-        name that it has in the URL. Until all of it is there, nothing has this name, or the old file
-        stays. For a model of many files it has to be a directory.
+        Where to write. If it is an existing directory, or ends in a slash (the directory is then created),
+        the file keeps its name from the URL. Until the download is complete, an existing file stays. For a
+        model of many files, it must be a directory.
     expected_sha256 : str, optional
-        The SHA-256 of the file, as 64 hexadecimal digits. What has another is not kept. Files of the Hub that
-        it keeps as LFS or Xet objects, as it does those with weights, are compared with the Hub's. It is
-        refused for a model of many files, which one digest cannot describe.
+        The SHA-256 of the file, as 64 hexadecimal digits. A file with another digest is not kept. Files that
+        the Hub stores as LFS or Xet objects, such as weights, are compared with the Hub's digest. Not for a
+        model of many files, which one digest cannot describe.
     threads : int, optional
         How many parts are fetched at once, of all files together, 16 by default.
     progress : bool, None or callable
-        As for `load_file`, over the bytes of all files. What is there from an earlier call counts as done.
+        As for `load_file`, over the bytes of all files. Bytes of an earlier call count as done.
     storage_options : dict, optional
         How the URL is reached (`ingot.StorageOptions`).
     **options
-        How the file is written: `ingot.typing.SaveOptions`. A new file keeps mode and owner of the file that
-        it replaces.
+        How the file is written: `ingot.typing.SaveOptions`. A new file keeps the mode and owner of the file
+        that it replaces.
 
     Returns
     -------
@@ -96,39 +96,39 @@ def download(
     Raises
     ------
     FileExistsError
-        There is something at `destination`, or where a shard goes, and `overwrite` is not set. No shard was
-        asked for.
+        The destination, or the file of a shard, exists, and `overwrite` is not set. No shard was requested.
     OSError
         The server has no such file or refuses it (`FileNotFoundError`, `PermissionError`); or the directory
         of `destination` cannot be written to.
     StorageError
-        The server cannot be reached, or breaks off more often than it is asked again; the file was replaced
-        meanwhile (``code`` is ``"changed"``); writing failed; another process fetches this file (``"busy"``).
+        The server cannot be reached, or breaks off more often than the retries allow; the file was replaced
+        during the download (``code`` is ``"changed"``); writing failed; or another process downloads this
+        file (``"busy"``).
     IntegrityError
-        It is not what `expected_sha256`, or the Hub, says (``"digest-mismatch"``).
+        The digest differs from `expected_sha256` or from the Hub's (``"digest-mismatch"``).
     CheckpointError
-        The index breaks a rule of FORMAT.md, such as I6: names of shards that lead out of its directory are
-        refused before any of them is asked for.
+        The index breaks a rule of FORMAT.md, such as I6. Names of shards outside its directory are rejected
+        before any shard is requested.
     TypeError, OptionError
-        An argument has a wrong type or value. `destination` is no directory, and the source is a model of
-        many files.
+        An argument has a wrong type or value, or `destination` is not a directory and the source is a model
+        of many files.
 
     Notes
     -----
     Parts of 1 to 8 MiB arrive over several connections in ``.{name}.ingot-part`` beside `destination`. The
-    hash of each part follows the data. The file stays when the call ends early: by an error, by Ctrl-C, with
-    the process or with the machine. The next call for the same URL keeps the parts that have their hash and
-    fetches the rest, if the server still has the same version (ETag, or else size and modification time). It
-    starts again for another version, for a server that names no version, and for one that serves no parts.
+    hash of each part follows the data. This file stays if the call ends early: by an error, by Ctrl-C, or if
+    the process or the machine dies. The next call for the same URL keeps the parts that match their hash and
+    downloads the rest, if the server still has the same version (ETag, or else size and modification time).
+    It starts again for another version, and for servers that report no version or send no parts.
 
     The content of the file is not checked: it may be any file.
 
-    All files of a model arrive together. Those of the Hub are from the commit of the index, and a shard that
-    is the same in another commit is resumed. When all shards are complete, they get their names, and the
-    index gets its name last. With `overwrite`, the old index is removed just before the first shard is
-    replaced. If a call ends between these renames, the next call recognises the shards that have their names
-    by version and hash, and keeps them. Any other existing file is an error unless `overwrite` is set.
-    Symbolic links in the directory are followed.
+    All files of a model are downloaded together. Files of the Hub are from the commit of the index; a shard
+    that is the same in another commit is resumed. When all shards are complete, they are renamed, and the
+    index last. With `overwrite`, the old index is removed just before the first shard is replaced. If a call
+    ends between these renames, the next call recognises renamed shards by version and hash, and keeps them.
+    Any other existing file is an error unless `overwrite` is set. Symbolic links in the directory are
+    followed.
 
     Examples
     --------
@@ -153,7 +153,7 @@ def planned(
     overwrite: bool = False,
     replace_read_only: bool = False,
 ) -> Download:
-    """Return what `download` would return if it fetched all bytes, and write nothing."""
+    """Return the result of a `download` of all bytes, without writing."""
     options: Any = {
         "expected_sha256": expected_sha256,
         "overwrite": overwrite,

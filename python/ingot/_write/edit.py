@@ -1,4 +1,4 @@
-"""Metadata, and single tensors, of files that are there."""
+"""Edits of existing files: metadata, and single tensors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def update_metadata(
     atomic: bool = False,
     **options: Unpack[EditOptions],
 ) -> Literal["unchanged", "in-place", "rewritten"]:
-    """Change the text that is stored beside the tensors of a file. No tensor is read.
+    """Change the metadata of a file. No tensor is read.
 
     Parameters
     ----------
@@ -43,17 +43,17 @@ def update_metadata(
     set : dict of str to str, optional
         Keys with their new values. Other keys keep theirs.
     remove : iterable of str
-        Keys to remove. Those that are not there are passed over; one that is in `set` too is removed.
+        Keys to remove. Missing keys are ignored. A key that is also in `set` is removed.
     atomic : bool
-        Always write a new file and rename it over the old one. If False, the file is changed in place where
-        the notes below allow it.
+        Always write a new file and rename it over the old one. If False, the file is changed in place if the
+        conditions in the notes hold.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
     Returns
     -------
     {"unchanged", "in-place", "rewritten"}
-        What was done. ``"rewritten"`` leaves room for the next change, of at least 512 bytes.
+        The kind of change. ``"rewritten"`` reserves at least 512 bytes for the next change.
 
     Raises
     ------
@@ -67,18 +67,17 @@ def update_metadata(
         ``ingot.shared`` in `set` is not a record of names that share tensors of this file (``code`` is
         ``"invalid-alias"``). Nothing was touched.
     SaveError
-        The header would be longer than 100,000,000 bytes. Nothing was touched.
+        The header would be longer than 100,000,000 bytes. The file is unchanged.
     StorageError
-        Writing failed; another process replaced the file meanwhile (``code`` is ``"overtaken"``), and the
-        other file stays; or another edit held the file for a minute (``"locked"``).
+        Writing failed; another process replaced the file during the call (``code`` is ``"overtaken"``), and
+        the other file stays; or another edit held the lock of the file for a minute (``"locked"``).
 
     Notes
     -----
-    The file is changed in place where the new metadata fits into the room of the header (``reserve_header``
-    of `save_file`, the spaces that an earlier change left, those at the end of a header) and all bytes that
-    differ lie within one 4096-byte page of the file. They are then changed by one write, which the system
-    copies at once. A file with other hard links, or in the Hugging Face cache, is never changed in place.
-    What that means:
+    The file is changed in place if the new metadata fits into the header's free space (``reserve_header`` of
+    `save_file`, the spaces that an earlier change left, or the spaces at the end of a header) and all changed
+    bytes are in one 4096-byte page of the file. One write then changes them, which the system copies at once.
+    A file with other hard links, or in the Hugging Face cache, is never changed in place. The consequences:
 
     - A process that is killed, at any moment, leaves the old file or the new one.
     - A reader that reads the header before or after the write sees the old or the new metadata, whole. One
@@ -116,7 +115,7 @@ def update_metadata(
 
 
 def _keys(remove: Any) -> list[str]:
-    # A str is an iterable of str, so it would be taken for the names of its letters.
+    # A str is an iterable of str, so its letters would be taken for names.
     if isinstance(remove, (str, bytes)) or not hasattr(remove, "__iter__"):
         raise TypeError(f"remove must be an iterable of str, found {type(remove).__name__}")
     keys = [*remove]
@@ -128,17 +127,17 @@ def _keys(remove: Any) -> list[str]:
 
 @takes(EditOptions)
 def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[EditOptions]) -> None:
-    """Put other values into one tensor of a file. The rest stays as it is, byte for byte.
+    """Replace the values of one tensor of a file. All other bytes stay unchanged.
 
     Parameters
     ----------
     filename : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
     name : str
-        The tensor. Names that share it (``save_file(..., shared="alias")``) stay names of that one tensor,
-        and any of them may be given; parts of it are parts of the new values.
+        The tensor, by any of its names. Aliases (``save_file(..., shared="alias")``) stay aliases of the
+        tensor, and aliases of its parts show parts of the new values.
     tensor : array or tensor of any framework
-        Of the dtype and the shape in the header.
+        The new values, with the dtype and the shape in the header.
     **options
         How the file is written: `ingot.typing.SaveOptions`.
 
@@ -149,16 +148,16 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     SaveError
         Dtype or shape differ (``code`` is ``"mismatch"``), or the tensor has no values.
     SafetensorError
-        The name is one of a part of a stored tensor (``"invalid-alias"``), which the message names.
+        The name is an alias of a part of a stored tensor (``"invalid-alias"``). The message names the tensor.
     OSError, HeaderError, StorageError
         As for `update_metadata`.
 
     Notes
     -----
-    This always makes a new file and renames it over the old one, with the promises of `save_file`. Writing
-    into the old one could not be done at once, and no reader knows of a journal by which it could be seen
-    whole; so a killed process or a reader in between would get half of the old values and half of the new.
-    The other tensors are shared with the old file or copied by the kernel, as for `update_metadata`.
+    This always makes a new file and renames it over the old one, with the guarantees of `save_file`. Writing
+    into the old file would not be atomic: after a kill, or for a concurrent reader, the tensor could have
+    some old and some new values. The other tensors are shared with the old file or copied by the kernel, as
+    for `update_metadata`.
 
     Examples
     --------
@@ -190,11 +189,11 @@ class Finding(NamedTuple):
 
     #: The code of the rule (FORMAT.md), such as ``"trailing-bytes"``.
     code: str
-    #: The tensor that it concerns; None for the file.
+    #: The tensor with the fault; None for the file.
     tensor: str | None
-    #: What is wrong, as a sentence.
+    #: The fault, as a sentence.
     found: str
-    #: What was done, as the table in `repair` has it.
+    #: The remedy, a value of the table in `repair`.
     done: str
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -203,14 +202,14 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Repair(Report):
-    """What `ingot.repair` did.
+    """The result of `ingot.repair`.
 
     Attributes
     ----------
     source, destination : str
-        The file that was read, and the one that was written.
+        The source, and the destination.
     format : str
-        That of the new file: ``"safetensors"`` or ``"bintensors"``.
+        The format of the new file: ``"safetensors"`` or ``"bintensors"``.
     tensors : int
         How many it has.
     nbytes : int
@@ -255,11 +254,11 @@ def repair(
     ----------
     source : ingot.typing.Source
         The file, in either format, as for `ingot.open`. All shards of a sharded checkpoint, whose index must
-        be sound, become one file.
+        be valid, become one file.
     destination : str, bytes or os.PathLike
-        Where to write; it may be `source`. What is there stays until the new file is whole.
+        Where to write; it may be `source`. An existing file stays until the new file is complete.
     format : {"safetensors", "bintensors"}, optional
-        As for `save_file`: by default the name of `destination` decides.
+        As for `save_file`: by default the suffix of `destination` decides.
     **options
         How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
@@ -269,29 +268,28 @@ def repair(
         The findings. ``done`` is one of:
 
         ``"tensor-left-out"``
-            The tensor is truncated, shares bytes with another, has an unknown dtype, bytes that do not fit
-            its shape, an entry that cannot be read, or the name of another tensor. Of two equal entries one
-            is kept, and of two names for one tensor the first.
+            The tensor is truncated, shares bytes with another, has an unknown dtype, an entry that cannot be
+            read, the name of another tensor, or a size that does not match its shape. One of two equal
+            entries is kept, and the first of two names for one tensor.
         ``"bytes-left-out"``
-            Bytes between the tensors, or after the last, that belong to none.
+            Bytes between the tensors or after the last one that belong to no tensor were dropped.
         ``"made-text"``
-            A value of the metadata that is no text is kept as its JSON; bytes of the header that are not
-            UTF-8 become U+FFFD.
+            A metadata value that is not text was kept as JSON. Bytes of the header that are not UTF-8 become
+            U+FFFD.
         ``"last-kept"``
-            Of several values for one key of the metadata the last, which is what other readers see.
+            The last of several values for one metadata key was kept, as other readers do.
         ``"value-left-out"``
-            Metadata that is no object of values, or a record of ingot's own that is broken.
+            Metadata that is not an object, or a broken record of ingot's own, was dropped.
         ``"rewritten"``
-            What is clear in its meaning and not as it should be: padding, unknown fields, the order of the
-            entries.
+            A harmless deviation was corrected: padding, unknown fields, the order of the entries.
 
     Raises
     ------
     FileExistsError
-        There is something at `destination`, and `overwrite` is not set.
+        The destination exists, and `overwrite` is not set.
     HeaderError
-        Nothing can be understood: the length of the header is wrong, or it is not JSON, or the file is of
-        another kind. Or the file has tensors, and none of them is sound.
+        The file cannot be read at all: the length of the header is wrong, the header is not JSON, or the file
+        has another format. Or the file has tensors, but none of them is sound.
     SaveError
         The format lacks a dtype, or has no room for a name.
     OSError, CheckpointError, StorageError, TypeError, OptionError
@@ -299,9 +297,9 @@ def repair(
 
     Notes
     -----
-    By default the digests that the source keeps of its tensors go along and are not compared: `ingot.verify`
-    of the new file does that. ``modelspec.hash_sha256`` stays where all data is the same, as for `merge`.
-    Names that share a tensor go along with it, and are left out where it is.
+    By default the source's digests of tensors are copied and not compared: use `ingot.verify` on the new
+    file. ``modelspec.hash_sha256`` is kept if all data is the same, as for `merge`. Aliases of a tensor are
+    kept with it, and left out with it.
 
     Examples
     --------
@@ -319,7 +317,7 @@ def repair(
 
 
 def planned(source: Source, destination: Path) -> Repair:
-    """Return what `repair` would return, and write nothing."""
+    """Return the result of `repair`, without writing."""
     return _report(*_examined(source, DEFAULT_LOADING), _native.local_path(destination), None)
 
 
@@ -332,12 +330,12 @@ def _report(
 
 
 def _examined(source: Source, how: Loading) -> tuple[Sources, tuple[Finding, ...]]:
-    """Return the tensors that are sound in a file, and the rules that it breaks.
+    """Return the sound tensors of a file, and the rules that it breaks.
 
     Raises
     ------
     HeaderError
-        The file has tensors, and none of them is sound.
+        The file has tensors, but none of them is sound.
     """
     held = opened([source], how, "salvage")
     path = held.path(0)

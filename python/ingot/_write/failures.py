@@ -11,9 +11,9 @@ class Outcome:
     Attributes
     ----------
     fault : str
-        What failed, with the path. Empty while nothing has.
+        The failures, with the paths. Empty if there are none.
     is_asked : bool
-        Whether the program has asked the future since it is done.
+        Whether the program has asked for the result since the future is done.
     is_warned : bool
         Whether a warning has been issued.
     """

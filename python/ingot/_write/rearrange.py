@@ -84,7 +84,7 @@ def opened(sources: Iterable[Source], how: Loading, leniency: Leniency = "accept
 
 
 def together(opened: Sources) -> dict[str, str] | None:
-    """Return the metadata of all sources, without records that are made anew. None if no source has any."""
+    """Return the metadata of all sources, without records that are made again. None if no source has any."""
     files = ((opened.path(at), opened.metadata(at), opened.index_metadata(at)) for at in range(len(opened)))
     return united(pair for file in files for pair in of_one(*file))
 
@@ -98,7 +98,7 @@ def united(metadata: Iterable[tuple[str, Mapping[str, str]]]) -> dict[str, str] 
             if key in STALE_KEYS and key != MODEL_SPEC_KEY:
                 continue
             other, first = found.setdefault(key, (value, path))
-            # A hash of one of several files is not true of the new one, which leaves it out.
+            # The hash of one of several files is wrong for the new file, which omits it.
             if other != value and key != MODEL_SPEC_KEY:
                 message = (
                     f"metadata key {_quoted(key)}: {_escaped(first)} and {_escaped(path)} differ "
@@ -113,7 +113,7 @@ def of_one(
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the metadata of each file of a checkpoint and of its index, each with its path.
 
-    Entries of an index that no file can hold, or that describe its tensors, are left out.
+    Values of an index that files cannot store, or that describe its tensors, are left out.
     """
     for file, pairs in files.items():
         if pairs is not None:
@@ -146,14 +146,14 @@ def merge(
         The files, in either format or in both, or sharded checkpoints, as for `ingot.open`. The tensors of a
         URL or an object are read while they are written, and no others.
     destination : str, bytes or os.PathLike
-        Where to write. With `overwrite` it may be one of the sources, which stays until the new file
-        is whole.
+        Where to write. With `overwrite` it may be one of the sources, which stays until the new file is
+        complete.
     on_duplicate : {"error", "first", "last"}
-        What to do with a name that several sources have: refuse it, or take it from the first or the last
-        of them.
+        What to do with a name that occurs in several sources: fail, or take the tensor of the first or the
+        last source.
     metadata : dict of str to str or None, optional
-        The text to store. By default what the sources have, all together, which must not contradict each
-        other. Of the metadata of an index, texts are kept, except totals.
+        The metadata. By default that of all sources together, which must not contradict each other. Text
+        values of an index's metadata are kept, except totals.
     format : {"safetensors", "bintensors"}, optional
         As for `save_file`.
     keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
@@ -165,7 +165,7 @@ def merge(
     Raises
     ------
     FileExistsError
-        There is something at `destination`, and `overwrite` is not set.
+        The destination exists, and `overwrite` is not set.
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
     TensorNotFoundError
@@ -176,19 +176,19 @@ def merge(
         Two sources have a tensor of one name (``code`` is ``"duplicate-tensor"``; both are named); their
         metadata contradict each other (``"metadata-conflict"``); the format lacks a dtype.
     StorageError
-        Writing failed, or a source was changed meanwhile (``"overtaken"``).
+        Writing failed, or a source was changed during the call (``"overtaken"``).
     TypeError, OptionError
         An argument has a wrong type or value, or `sources` is empty.
 
     Notes
     -----
-    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
-    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
-    algorithm: if sources have several, the most frequent one. ``modelspec.hash_sha256`` stays where all
-    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+    The file is byte for byte the one that `save_file` writes for the same tensors and metadata, with the
+    sources' digests of the tensors, under their new names. A file has digests of one algorithm: if sources
+    have several, the most frequent one is kept. ``modelspec.hash_sha256`` is kept if all data is the same.
+    With `metadata` no digests are copied, and this hash only if it is correct.
 
-    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
-    the new file too. Where the name that it was stored under is left out, it is stored under another.
+    Aliases (``save_file(..., shared="alias")``) can be selected and renamed like stored names, and stay
+    aliases in the new file. If the stored name is left out, the tensor is stored under one of its aliases.
 
     Examples
     --------
@@ -239,7 +239,7 @@ def rewrite(
     source : ingot.typing.Source
         The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
-        Where to write; it may be `source`. What is there stays until the new file is whole.
+        Where to write; it may be `source`. An existing file stays until the new file is complete.
     rename : dict of str to str, or callable, optional
         A new name for some tensors, or a callable that returns the new name of each selected tensor. Aliases
         are among them.
@@ -249,7 +249,7 @@ def rewrite(
     metadata : dict of str to str or None, optional
         The text to store. By default the source's.
     format : {"safetensors", "bintensors"}, optional
-        As for `save_file`: by default the name of `destination` decides.
+        As for `save_file`: by default the suffix of `destination` decides.
     **options
         How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
@@ -265,17 +265,17 @@ def rewrite(
     Warns
     -----
     UserWarning
-        `rename`, `keys` or `drop` is given without `metadata`, and no tensor is renamed or left out.
+        `rename`, `keys` or `drop` is passed without `metadata`, and changes nothing.
 
     Notes
     -----
-    The file is byte for byte the one that `save_file` of the same tensors and metadata writes, with the
-    digests that the sources keep of the tensors, under their new names. A file keeps digests of one
-    algorithm: if sources have several, the most frequent one. ``modelspec.hash_sha256`` stays where all
-    data is the same. With `metadata` there are no digests, and that hash only where it is true.
+    The file is byte for byte the one that `save_file` writes for the same tensors and metadata, with the
+    source's digests of the tensors, under their new names. A file has digests of one algorithm: if sources
+    have several, the most frequent one is kept. ``modelspec.hash_sha256`` is kept if all data is the same.
+    With `metadata` no digests are copied, and this hash only if it is correct.
 
-    Names that share a tensor (``save_file(..., shared="alias")``) are names like all others, and share it in
-    the new file too. Where the name that it was stored under is left out, it is stored under another.
+    Aliases (``save_file(..., shared="alias")``) can be selected and renamed like stored names, and stay
+    aliases in the new file. If the stored name is left out, the tensor is stored under one of its aliases.
 
     Examples
     --------
@@ -317,16 +317,16 @@ def split(
     source : ingot.typing.Source
         The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
-        Where to write: a directory, which is made if it is not there.
+        Where to write: a directory, which is created if it does not exist.
     max_shard_size : int or str
-        The bytes of tensors that a file may hold: a number, or one with ``KB``, ``MB``, ``GB`` or ``TB``,
-        which are powers of 1000. A tensor that is larger gets a file of its own.
+        The most bytes of tensors in a file: a number, or a number with ``KB``, ``MB``, ``GB`` or ``TB``,
+        which are powers of 1000. A larger tensor gets a file of its own.
     filename_pattern : str
-        The names of the files, with ``{suffix}`` where ``-00001-of-00003`` goes. A single file has no suffix
-        and no index. ``.bt`` at the end writes bintensors files.
+        The names of the files, with ``{suffix}`` in place of ``-00001-of-00003``. A single file has no suffix
+        and no index. A pattern that ends with ``.bt`` writes bintensors files.
     metadata : dict of str to str or None, optional
-        The text to store. By default the source's. It goes into the index, and its ``format`` (``"pt"``
-        by default) into each file; into the file, where there is only one.
+        The metadata. By default the source's. It is written to the index, and its ``format`` (``"pt"`` by
+        default) to each file; a single file gets all of it.
     **options
         How headers are read and the files are written: `ingot.typing.RewriteOptions`. `overwrite` replaces
         the checkpoint at `destination`: its files that match `filename_pattern`, and no others, are removed
@@ -339,15 +339,15 @@ def split(
     OSError, HeaderError, CheckpointError, SaveError, StorageError, TypeError
         As for `merge`.
     OptionError
-        `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
+        `max_shard_size` is not a valid size, or `filename_pattern` is not a name with one ``{suffix}``.
 
     Notes
     -----
-    Digests that the source keeps of tensors go into their files, as for `merge`, and names that share a
-    tensor into the file of that tensor. The index names the tensors that are stored.
+    The source's digests of tensors are copied to the tensors' files, as for `merge`. Aliases are recorded in
+    the file of their tensor. The index names only stored tensors.
 
-    The index is written last: if this fails, the directory holds the old checkpoint or the new one, whole,
-    on file systems with hard links. What an interrupted call left behind, the next one removes.
+    The index is written last: if writing fails, the directory holds the whole old checkpoint or the whole new
+    one, on file systems with hard links. The next call removes leftovers of an interrupted one.
 
     Examples
     --------
@@ -378,12 +378,12 @@ def split(
             file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)
         }
         whole = index(names_of, sum(sizes), pairs)
-    # Names that share a tensor go where that goes.
+    # Aliases go to the file of their tensor.
     sharing: dict[int, list[int]] = {}
     for number, tensor in enumerate(held.shared(0), start=len(sizes)):
         sharing.setdefault(tensor, []).append(number)
 
-    # New names: `write` checks the files that have the final names.
+    # Temporary names: `write` checks the files with the final names.
     new = how._replace(saving=how.saving._replace(overwrite=True))
 
     def save(shard_path: str, shard: list[int]) -> None:

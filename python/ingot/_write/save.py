@@ -1,4 +1,4 @@
-"""Files that are written: by their names, now or in the background, or to an object with a `write`."""
+"""Saves to files by name, now or in the background, and to objects with a `write`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Payload = Callable[[str, Any], Any]
 Tensors = dict[str, Any]
 Copies = Callable[[Tensors], Tensors]
 
-# For each name that is not stored, the name of the tensor that it shares, and which part of that.
+# For each alias, the name of the stored tensor and the part of it.
 Views = dict[str, dict[str, Any]]
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def write_file(
     tensors : dict of str to tensor
         The result of `named`.
     payload, **shown
-        As for `_native.prepare`: how the tensors are exported, and which share memory.
+        The arguments of `_native.prepare`: how the tensors are exported, and which share memory.
     how : Saving
         How the file is written.
     copies : callable
@@ -70,7 +70,7 @@ def write_file(
         how.existing.check(fsdecode(path))
     if how.background and snapshot == "device":
         tensors = copies(tensors)
-    # A relative path is resolved now, and not when its turn comes.
+    # A relative path is resolved now, not when the save runs.
     place = join(getcwd(), fsdecode(path)) if how.background else path
     file = new_file(place, tensors, payload, how, **shown)
     # What is left of the tensors is in `file`.
@@ -88,7 +88,7 @@ def write_file(
 def new_file(
     path: str | bytes, tensors: dict[str, Any], payload: Payload, how: Saving, **shown: Any
 ) -> NewFile:
-    """Return a file that is not written yet. `shown` is how the tensors are exported."""
+    """Return a file that is not written yet. `shown` are the functions that export tensors."""
     options = {**shown, **how.layout(), **how.of_named_file(), "atomic": how.atomic}
     return _native.prepare(path, tensors, payload, how.metadata, format_for(path, how.format), **options)
 
@@ -153,7 +153,7 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
 
     # A wrapper of a text file, as `tempfile` returns it, has the encoding of one.
     if isinstance(file, TextIOBase) or isinstance(getattr(file, "encoding", None), str):
-        way_out = "open it with mode 'wb', or give its `buffer`"
+        way_out = "open it with mode 'wb', or pass its `buffer`"
         raise TypeError(f"expected a binary file, found the text file {_quoted(called)}: {way_out}")
     raw = isinstance(file, RawIOBase)
 
@@ -174,7 +174,7 @@ def _taking_all(file: Writable, called: str) -> Callable[[bytes], None]:
 
 
 def recorded(aliases: Mapping[str, tuple[str, Sequence[Any] | None]]) -> Views:
-    """Return the places of the aliases that `Checkpoint.shared` lists."""
+    """Return the parts of the aliases that `Checkpoint.shared` lists."""
     keys = ("shape", "stride", "begin")
     return {
         name: {"of": of, **dict(zip(keys, part or (), strict=False))} for name, (of, part) in aliases.items()
@@ -182,17 +182,17 @@ def recorded(aliases: Mapping[str, tuple[str, Sequence[Any] | None]]) -> Views:
 
 
 def rendered(views: Views) -> str | None:
-    """Return the record of these names. None if there are no names. FORMAT.md, "Shared tensors"."""
+    """Return the record of these aliases. None if there are none. FORMAT.md, "Shared tensors"."""
     return json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if views else None
 
 
 class Box(NamedTuple):
-    """A part of a tensor, and what of it is meant.
+    """A part of a tensor, and the range of elements in it.
 
     Attributes
     ----------
     starts, sizes : tuple of int
-        Where it begins and how much it takes, of each dimension.
+        The start and the length of the range, in each dimension.
     within : slice
         The selected elements of the part in C order.
     """
@@ -203,15 +203,15 @@ class Box(NamedTuple):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What the tensor is indexed with."""
+        """The index into the tensor."""
         return tuple(slice(start, start + size) for start, size in zip(self.starts, self.sizes, strict=True))
 
 
 def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
     """Return one or two boxes that contain the elements from `begin` to `end` in C order.
 
-    The number of rows in a box depends on the number of elements alone, not on where they begin: jax compiles
-    anew for every other size.
+    The number of rows in a box depends only on the number of elements, not on their position: jax compiles
+    again for every other size.
     """
     if not shape:
         return [Box((), (), slice(begin, end))]
@@ -219,7 +219,7 @@ def boxes(shape: tuple[int, ...], begin: int, end: int) -> list[Box]:
         return [Box((0,) * len(shape), (0,) * len(shape), slice(0, 0))]
     row, count = prod(shape[1:]), end - begin
     if count < row:
-        # In one row, or across the border of two.
+        # In one row, or across two rows.
         border = min((begin // row + 1) * row, end)
         parts = [(begin, border), (border, end)]
         return [box for part in parts if part[0] < part[1] for box in _in_a_row(shape, row, *part)]

@@ -1,4 +1,4 @@
-"""Tensors as plain buffers, without a framework or with one that ingot does not know."""
+"""Saving and loading plain buffers, without a framework or with one that ingot does not support."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def serialize(
     ----------
     tensor_dict : dict of str to dict
         Name to ``{"dtype": ..., "shape": ..., "data": ...}``. The dtype is one of `ingot.typing.Dtype`, such
-        as ``"F32"`` or ``"float32"``; ``"float4_e2m1fn_x2"`` takes the packed shape, as in torch, and
-        doubles its last dimension. The data is any C-contiguous buffer, little-endian, of exactly the size
-        that dtype and shape ask for; it is read, not kept.
+        as ``"F32"`` or ``"float32"``; for ``"float4_e2m1fn_x2"``, the shape is the packed one, as in torch,
+        and its last dimension is doubled. The data is any C-contiguous little-endian buffer of exactly the
+        size that dtype and shape require. It is not kept.
     metadata : dict of str to str, optional
         Text to store beside the tensors. Keys that describe the tensors of another file are left out, as for
         `ingot.numpy.save`.
     format : {"safetensors", "bintensors"}
-        What to write.
+        The file format.
 
     Returns
     -------
     bytes
-        The same for the same input: metadata is sorted by key, tensors by alignment and name (FORMAT.md,
-        "Writing").
+        The same bytes for the same input: metadata is sorted by key, tensors by alignment and name
+        (FORMAT.md, "Writing").
 
     Raises
     ------
@@ -103,8 +103,8 @@ def serialize_file(
     tensor_dict, metadata
         As for `serialize`.
     filename : str, bytes, os.PathLike, or an object with a ``write``
-        Where to write. A file of that name is replaced. An object such as an open binary file or `io.BytesIO`
-        is given the bytes of the file, a piece at a time (`ingot.typing.Writable`).
+        Where to write. An existing file is replaced. An object, such as an open binary file or `io.BytesIO`,
+        gets the bytes of the file in pieces (`ingot.typing.Writable`).
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `ingot.numpy.save_file` does.
     **options
@@ -123,7 +123,7 @@ def serialize_file(
     StorageError
         Writing failed. An existing file is unchanged unless `atomic` is False.
     TypeError, SaveError, OptionError
-        As for `serialize`, and before the disk is touched.
+        As for `serialize`, before anything is written to the disk.
 
     Examples
     --------

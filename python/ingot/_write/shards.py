@@ -21,7 +21,7 @@ from ingot.typing import Path
 from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, new_folders, recover, restore
 from .directory import NAME as LOCK
 
-# Totals of all files in an index. They are computed anew for other files.
+# Totals of all files in an index. They are computed again for other files.
 _TOTALS = ("total_size", "total_parameters")
 
 
@@ -31,7 +31,7 @@ Shard = TypeVar("Shard")
 def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
     """Return the numbers of the tensors of each file: in order, as many as fit.
 
-    One that is too large comes at once, alone.
+    Yield a tensor that is too large alone.
     """
     shards: list[list[int]] = []
     current: list[int] = []
@@ -111,13 +111,13 @@ class Place:
         return needed
 
     def check(self, existing: Existing) -> None:
-        """Raise where a file of a checkpoint is here that has to stay."""
+        """Raise if the directory contains a file of a checkpoint that must not be replaced."""
         if os.path.isdir(self.directory):
             for name in [*self.files(), self.index]:
                 existing.check(self.path(name))
 
     def flush(self, durable: bool, so_far: str = "") -> None:
-        """Flush the directory if `durable`. An error says `so_far`."""
+        """Flush the directory if `durable`. An error adds `so_far` to its message."""
         # Windows flushes no directories.
         if not durable or os.name == "nt":
             return
@@ -165,7 +165,8 @@ def aside(
         with hidden(prefix) as prefix, _replacing(place, names, index, how, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
-        # The new checkpoint is whole: what cannot be found or removed now, the next save removes.
+        # The new checkpoint is complete. Files that cannot be found or removed now are removed by the next
+        # save.
         if how.overwrite:
             with suppress(OSError):
                 stale += [name for name in place.files() if name not in names]
@@ -182,7 +183,7 @@ def alone(place: Place) -> Iterator[list[str]]:
         os.makedirs(place.directory, exist_ok=True)
         with locked(place.directory):
             recover(place.directory)
-            # Their writers are gone: a save that is under way has the lock.
+            # Their writers have ended, since a running save holds the lock.
             stale = place.leftovers()
             yield stale
             remove(place, stale)
@@ -190,7 +191,7 @@ def alone(place: Place) -> Iterator[list[str]]:
 
 
 def _tidy_siblings(place: Place) -> None:
-    """Remove what killed saves left in directories beside this one, of names with other numbers."""
+    """Remove leftovers of killed saves in directories beside this one whose names differ in numbers."""
     parent, name = os.path.split(os.path.realpath(place.directory))
     alike = re.compile(re.sub(r"\d+", r"\\d+", re.escape(name)))
     if not re.search(r"\d", name):
@@ -205,7 +206,7 @@ def _tidy_siblings(place: Place) -> None:
 
 
 def _tidy(place: Place) -> None:
-    """Remove what a killed save left, if no save is under way, and the directory if it is empty then."""
+    """Remove leftovers of a killed save, unless a save is running, and the directory if it is then empty."""
     with locked(place.directory, seconds=0):
         needed = place.needed()
         remove(place, [name for name in place.leftovers() if name not in needed])
@@ -232,7 +233,7 @@ def _replacing(
         if index is not None:
             made.append(prefix + place.index)
             replace_file(place.path(prefix + place.index), [_rendered(index)], durable=durable)
-        # What was made meanwhile has to stay too.
+        # Files that were created in the meantime must stay too.
         place.check(existing)
         kept += _keep_old(place, names, durable)
         for name in names:
@@ -257,7 +258,7 @@ def _replacing(
 
 
 def _rename_new(source: str, destination: str) -> None:
-    """Rename a file, where nothing has the new name."""
+    """Rename a file, if no file has the new name."""
     try:
         # Unlike a rename, a link replaces nothing that was made a moment ago.
         os.link(source, destination)
@@ -279,7 +280,7 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
         weight_map = old["weight_map"]
         replaced = sorted(set(weight_map.values()) & set(shards))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        # Without an index that names them, there is nothing that would be half of one and half of another.
+        # Without an index that names them, no reader mixes these files with others.
         return []
     with hidden() as prefix:
         return _link_old(place, old, replaced, durable, prefix)
@@ -288,7 +289,7 @@ def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:
 def _link_old(
     place: Place, old: dict[str, Any], replaced: list[str], durable: bool, prefix: str
 ) -> list[str]:
-    """Link the `replaced` files and the index to names with `prefix`, and have the index name these."""
+    """Link the `replaced` files and the index to names with `prefix`, and point the index to these names."""
     links: list[str] = []
     if not replaced:
         return links
@@ -297,8 +298,8 @@ def _link_old(
             os.link(place.path(name), place.path(prefix + name))
             links.append(prefix + name)
     except OSError:
-        # The file system has none, or the old checkpoint is not whole. Without the index, readers refuse the
-        # directory while its files are of two checkpoints.
+        # The file system has no hard links, or the old checkpoint is incomplete. Without the index, readers
+        # reject the directory while its files belong to two checkpoints.
         remove(place, links)
         os.replace(place.path(place.index), place.path(prefix + place.index))
         return [prefix + place.index]
@@ -338,5 +339,5 @@ def remove(place: Place, names: Iterable[str]) -> None:
 
 
 def of_index(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a file that is also true of an index of several files."""
+    """Return the metadata of a file that also holds for an index of several files."""
     return {key: text for key, text in metadata.items() if key not in (*RECORD_KEYS, *_TOTALS)}

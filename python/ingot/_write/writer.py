@@ -1,4 +1,4 @@
-"""A file that is filled tensor by tensor."""
+"""Files that are written tensor by tensor."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Writer:
     Parameters
     ----------
     destination : str, bytes or os.PathLike
-        The file. What is there stays until `commit`.
+        The path of the file. An existing file stays until `commit`.
     specs : dict of str to (dtype, shape), optional
         All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
         ``dtype`` and ``shape`` may take the place of the pair: a tensor on the meta device, an array, the
@@ -45,8 +45,8 @@ class Writer:
         What to write. By default ``.bt`` at the end of the path means bintensors. Without `specs` the file
         is safetensors: a bintensors header has no room for more tensors.
     aliases : dict of str to str, optional
-        Other names for tensors of `specs`, each with the name of its tensor, which is stored once. They are
-        kept as ``save_file(..., shared="alias")`` of `ingot.torch` keeps them. With `specs` only.
+        Aliases of tensors in `specs`, each with the name of its tensor, which is stored once. They are
+        recorded as by ``save_file(..., shared="alias")`` of `ingot.torch`. Only with `specs`.
     **options
         How the file is written: `ingot.typing.SaveOptions`. `commit` flushes. The key `align` of
         `write_options` needs `specs`.
@@ -54,7 +54,8 @@ class Writer:
     Raises
     ------
     FileExistsError
-        The file exists and `overwrite` is False. `commit` raises it for a file that was created meanwhile.
+        The file exists and `overwrite` is False. `commit` raises it for a file that was created in the
+        meantime.
     OSError
         The directory cannot be written to.
     StorageError
@@ -80,14 +81,14 @@ class Writer:
     the same directory does not wait for a writer that fills its file for hours. A second writer for the same
     path raises.
 
-    Several processes fill one file: one makes the writer, the others `join`, on the same machine. Each
-    element has to be written exactly once, by any process; the shares need not be agreed on beforehand, as
-    a second attempt is refused. One of them commits when all have written, and the one that made the writer
-    stays until then: when it is killed, no other adds to the file or commits it any more, unless one of the
-    others finishes it in its place (`join`). After a fork, the child has to join.
+    Several processes on one machine can fill a file: one creates the writer, the others `join`. Each element
+    must be written exactly once, by any process; no division of the work is needed in advance, since a second
+    write of an element is rejected. One process commits when all have written, and the creator stays until
+    then: if it is killed, the others cannot write or commit any more, unless one of them takes over (`join`).
+    After a fork, the child has to join.
 
-    Every range that is written apart takes some 50 bytes beside the file until the commit, so writing the
-    columns of a large matrix one by one costs more than writing its rows.
+    Every separate range takes some 50 bytes beside the file until the commit, so writing the columns of a
+    large matrix one by one costs more than writing its rows.
 
     Examples
     --------
@@ -145,31 +146,30 @@ class Writer:
         Parameters
         ----------
         destination : str, bytes or os.PathLike
-            The path that it was given, or another way to the same.
+            The path that was passed to the creator, or another path to the same file.
         orphaned : {"refuse", "finish"}
-            What to do if the writer that began the file was killed, or its process crashed, before a commit.
-            By default it cannot be joined: its contents may be of an earlier run, with other values. With
-            ``"finish"`` this writer takes its place, and the elements written so far count. The caller must
-            know that they belong together. If several processes do so, one takes the place and the others
-            join it. Elements that were being written at that time have to be written again.
+            What to do if the process that created the writer was killed before a commit. By default the file
+            cannot be joined: its contents may belong to an earlier run, with other values. With ``"finish"``
+            this writer takes over, and the elements written so far count. The caller must know that they
+            belong together. If several processes do so, one takes over and the others join it. Elements that
+            were being written at the time of the kill must be written again.
         durable : bool, optional
-            As for `Writer`, for a commit by this one.
+            As for `Writer`, for a commit by this writer.
 
         Returns
         -------
         Writer
-            Leaving it without a commit takes nothing away: only the one that began the file, or took that
-            one's place, does that.
+            Leaving the block without a commit removes nothing, unless this writer is the creator or took
+            over.
 
         Raises
         ------
         StorageError
-            No writer fills this file (``code`` is ``"nothing-to-join"``); the writer that began it was killed
-            (``"orphaned"``), and with ``"finish"``, others who joined it have not left yet; what the writers
-            noted beside the file is damaged (``"broken-journal"``), or cannot be read or locked
-            (``"write"``).
+            No writer fills this file (``code`` is ``"nothing-to-join"``); its creator was killed
+            (``"orphaned"``) and, with ``"finish"``, others who joined it have not left yet; or the journal
+            beside the file is damaged (``"broken-journal"``), or cannot be read or locked (``"write"``).
         OptionError
-            `orphaned` is neither of the two.
+            `orphaned` is not one of the choices.
 
         Notes
         -----
@@ -201,7 +201,7 @@ class Writer:
         name : str
             One of the specs; without them any name that is not there yet.
         tensor : array or tensor of any framework
-            Its values. Neither kept nor changed; it must not change while it is written.
+            The values. They are neither kept nor changed, and must not change during the write.
         index : int, slice, None, ``...``, list of int, or a tuple of these
             Which elements of the tensor these are, by the rules of NumPy's basic indexing: `tensor`
             has the shape of ``whole[index]``. All by default. A writer without specs appends whole tensors.
@@ -213,14 +213,14 @@ class Writer:
         SliceError
             The index does not fit the spec.
         SaveError
-            Dtype or shape differ from the spec (``code`` is ``"mismatch"``); elements were written
-            before, or are being written by another writer (``"filled-twice"``); there is no space left in
-            the header (``"reserve-full"``).
+            Dtype or shape differ from the spec (``code`` is ``"mismatch"``); elements were written before, or
+            are being written by another writer (``"filled-twice"``); or there is no space left in the header
+            (``"reserve-full"``).
         ClosedError
             The file was committed, or this writer was closed.
         StorageError
-            Writing failed, or the one that began the file left (``"abandoned"``) or was killed
-            (``"orphaned"``), or what the writers noted beside the file is damaged (``"broken-journal"``).
+            Writing failed, the creator left (``"abandoned"``) or was killed (``"orphaned"``), or the journal
+            beside the file is damaged (``"broken-journal"``).
 
         Notes
         -----
@@ -254,10 +254,10 @@ class Writer:
         Raises
         ------
         FileExistsError
-            Another file has the name, and `overwrite` is False. What was written is removed.
+            A file with this name exists, and `overwrite` is False. The written data is removed.
         SaveError
-            Elements were not written: never (``code`` is ``"never-filled"``) or in part
-            (``"partly-filled"``). The tensor is named, and writing may go on.
+            Elements were not written: none of a tensor's (``code`` is ``"never-filled"``) or only some
+            (``"partly-filled"``). The message names the tensor, and writing may continue.
         ClosedError
             The file was committed before.
         FileExistsError
@@ -301,7 +301,7 @@ class Writer:
             self.close()
 
     def __del__(self) -> None:
-        # Without the attribute if an argument was wrong.
+        # The attribute is missing if an argument was wrong.
         if getattr(self, "_is_begun", False):
             self._warn_of_loss("the writer was deleted", 2)
 

@@ -15,10 +15,10 @@ def main() -> int:
     Returns
     -------
     int
-        0: done, and all is well. 1: a file is invalid, files differ, a check found something, or reading or
-        writing failed. 2: the command cannot be carried out as it was typed: an unknown option, a file or a
-        tensor that is not there, a destination that is and no ``--overwrite``, a package that is missing. 130
-        after Ctrl-C, 141 where the reader of the output has gone.
+        0: success. 1: a file is invalid, files differ, a check found a problem, or reading or writing failed.
+        2: the command cannot be carried out as typed: an unknown option, a missing file or tensor, an
+        existing destination without ``--overwrite``, or a missing package. 130 after Ctrl-C, 141 if the
+        reader of the output has closed the pipe.
     """
     # Lists of 500,000 tensors are not garbage, and scanning them repeatedly takes time.
     gc.set_threshold(200_000)

@@ -50,7 +50,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first word names."""
+        """Find the command for the first word."""
         names = self.list_commands(ctx)
         if args[0] not in names and not args[0].startswith("-"):
             raise no_such_command(ctx, "command", args[0], names)
@@ -58,7 +58,7 @@ class Commands(click.Group):
 
 
 def no_such_command(ctx: click.Context, what: str, word: str, names: Sequence[str]) -> click.UsageError:
-    """Return the error about a word that names no command."""
+    """Return the error for a word that is not a command."""
     from difflib import get_close_matches
 
     return click.UsageError(no_such(what, word, get_close_matches(word, names, 1)), ctx)
@@ -120,7 +120,7 @@ def matching_paths(incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(os.path.join(path, "") if os.path.isdir(path) else path) for path in found]
 
 
-# Any source of `sources.opened`. A missing one is reported when it is opened.
+# Any source of `sources.opened`. Opening a missing one reports the error.
 path: Decorator = click.argument("path", metavar="PATH", callback=anywhere, shell_complete=paths)
 several: Decorator = click.argument(
     "paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere, shell_complete=paths
@@ -136,7 +136,7 @@ dry_run: Decorator = click.option(
 
 
 def output(help_text: str, *, required: bool = False) -> Decorator:
-    """Return an option for the file that is written."""
+    """Return an option for the destination file."""
     return click.option(
         "-o",
         "--output",
@@ -180,7 +180,7 @@ class FloatDtype(click.Choice[str]):
 
 
 def selecting(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--keys`` and ``--drop`` to a command, which gets each as a selector, or None without patterns.
+    """Add ``--keys`` and ``--drop`` to a command, which receives each as a selector, or None.
 
     The argument ``NAME...`` of a command is a short form of ``--keys``.
     """
@@ -210,7 +210,7 @@ def keys_option(help_text: str) -> Decorator:
 
 
 def patterns(given: tuple[str, ...]) -> Glob | None:
-    """Return a selector of the patterns that the user typed, or None without patterns."""
+    """Return a selector for the patterns, or None without patterns."""
     return Glob(*given) if given else None
 
 
@@ -231,7 +231,7 @@ def existing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Output(NamedTuple):
-    """How a command writes files, and where it prints."""
+    """How a command writes files, and where it prints messages."""
 
     screen: Screen
     existing: Existing
@@ -304,7 +304,7 @@ def target(given: str, existing: Existing) -> str:
 
 @contextmanager
 def honest_when_interrupted(context: click.Context) -> Iterator[None]:
-    """Warn if Ctrl-C came too late: the file of `target` already has its name."""
+    """Warn if Ctrl-C came after the file of `target` was renamed."""
     try:
         yield
     except (click.Abort, KeyboardInterrupt):
@@ -327,4 +327,4 @@ def pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise click.UsageError(f"{shown(text)}: is no regular expression: {error}") from None
+        raise click.UsageError(f"{shown(text)}: is not a regular expression: {error}") from None

@@ -64,7 +64,7 @@ class Program(arguments.Commands):
         commands = super().shell_complete(ctx, incomplete)
         if not commands:
             return [CompletionItem(incomplete, type="file")]
-        # A shell that receives words completes no paths, so paths have to be words too.
+        # A shell that receives words does not complete paths itself, so paths must be among the words.
         return commands + arguments.matching_paths(incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -117,7 +117,7 @@ def run(given: Sequence[str]) -> int:
             code = _carried_out(_expanded(given))
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes once more when it exits, and would complain.
+        # Python flushes once more at exit, and would report the closed pipe.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
@@ -129,7 +129,7 @@ def _warned(given: Sequence[str], message: Warning | str, *place: Any, **rest: A
 
 
 def _expanded(given: Sequence[str]) -> list[str]:
-    """Expand words with `*` and `?` to file names, which shells of Windows do not do."""
+    """Expand words with `*` and `?` to file names, because shells of Windows do not."""
     if os.name != "nt":
         return list(given)
     from glob import glob

@@ -63,7 +63,7 @@ def real(value: float | None) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-# Cells are never cut to less than this.
+# The least width of a column.
 _NARROWEST = 12
 _GAP = "  "
 _ROWS_AT_ONCE = 500
@@ -398,8 +398,8 @@ _PHRASES = {
     " — say which by metadata=": " — make them equal with `ingot meta set`",
     'write_options={"replace_read_only": True}': "replace_read_only=True",
 }
-# An argument with a value, as in `overwrite=True`, or alone if it has an underscore, so that it is no English
-# word.
+# An argument with a value, as in `overwrite=True`, or alone if it has an underscore, so that it cannot be an
+# English word.
 _ARGUMENT = re.compile(
     r"\b([a-z_]+)=(?:True|False|…|\.\.\.|(\d+\b|'\w+'))?(?![\w=])|\b([a-z]+(?:_[a-z0-9]+)+)\b"
 )

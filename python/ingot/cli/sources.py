@@ -47,7 +47,7 @@ class Source:
         self.path = shown_url(path)
         self.handle = handle
         self.format = handle.format
-        # One file unless this is a sharded checkpoint. A URL is kept to be opened again.
+        # One file unless this is a sharded checkpoint. The URL is stored to open it again.
         self.files = [path] if is_url(path) and not handle.is_sharded else handle.shards
         self._file_names = {file: _name(file) for file in self.files}
 
@@ -92,7 +92,7 @@ class Source:
         return self.handle.infos(natural=True)
 
     def aliases(self) -> list[TensorInfo]:
-        """Return the dtype, shape and place of each alias."""
+        """Return the dtype, shape and position of each alias."""
         return [*map(self.handle.info, self.handle.shared())]
 
     def values(self, name: str) -> Array:
@@ -120,7 +120,7 @@ class Source:
 
 
 def chosen(source: Looked, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
-    """Return what `keys` and `drop` select of `infos`, in their order, and then of the aliases."""
+    """Return the infos that `keys` and `drop` select, in order, and then the selected aliases."""
     if keys is None and drop is None:
         return infos
     aliases: Any = source.aliases()
@@ -211,14 +211,14 @@ class Foreign:
 
 
 def looked_into(path: str) -> Source | Foreign:
-    """Open what `opened` opens; else look into it by the reader that converts its format.
+    """Open a source of `opened`. If that fails, use the reader that converts its format.
 
     Raises
     ------
     SafetensorError, OSError
         As `opened`, if the source has no other known format.
     ConversionError
-        It is of another format, and damaged, or refused.
+        It has another format, and is damaged or refused.
     ModuleNotFoundError
         A package other than NumPy that reads it is not installed.
     """

@@ -90,7 +90,7 @@ def install() -> None:
     if _before:
         import warnings
 
-        holders = ", ".join(_holders(_before)) or "code that has not kept it"
+        holders = ", ".join(_holders(_before)) or "unknown code"
         warnings.warn(
             f"safetensors was imported before ingot.compat.install(), by {holders}: what they took from it "
             "is not ingot's. Install first, or start the program with `python -m ingot.compat`",

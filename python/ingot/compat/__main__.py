@@ -12,7 +12,7 @@ USAGE = "usage: python -m ingot.compat (script.py | -m module) [args…]"
 
 
 def main(args: list[str]) -> None:
-    """Run a program on ingot, as Python itself would run it."""
+    """Run a program on ingot, in the same way as Python itself."""
     if not args or args[0] in ("-h", "--help") or (args[0] == "-m" and len(args) < 2):
         sys.exit(USAGE)
     install()

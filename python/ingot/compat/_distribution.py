@@ -12,7 +12,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from os import PathLike
 
-# The newest version with no name or behaviour that is missing here. Programs require a version or later.
+# The newest version whose names and behaviour are all supported here. Programs require a version or later.
 VERSION = "0.8.0"
 
 
@@ -39,10 +39,10 @@ class _StandIn(Distribution):
         return f"Metadata-Version: 2.1\nName: safetensors\nVersion: {VERSION}\n"
 
     def locate_file(self, path: str | PathLike[str]) -> Path:
-        """Return the path where a file of it would be."""
+        """Return the path that a file of the distribution would have."""
         return Path(__file__).parent / path
 
 
 def stand_in(context: DistributionFinder.Context) -> Iterable[Distribution]:
-    """Return one distribution if none is installed."""
+    """Return the distribution if none is installed."""
     return () if any(PathFinder.find_distributions(context)) else (_StandIn(),)

@@ -83,7 +83,7 @@ def mover(framework: str, device: Any) -> moves.Move | None:
         error.found = device if isinstance(device, str) else repr(device)
         raise
     except (TypeError, ValueError, RuntimeError, ModuleNotFoundError) as error:
-        # torch raises these for numbers, lists and the names of back ends that are not built in.
+        # torch raises these for numbers, lists and the names of backends that are not compiled in.
         raise OptionError(
             f"{framework} does not accept it: {error}", code="unknown-device", found=device
         ) from error
@@ -177,7 +177,7 @@ class PySafeSlice(_Lent, handle.TensorSlice[Any]):
     def _refusal(self, words: str) -> SliceError:
         path, name = self._checkpoint.path, self._info.name
         error = SliceError(words, code="index", path=path, tensor=name)
-        error.add_note(f"{path}: tensor {_quoted(name)}: `ingot.safe_open` takes what NumPy takes")
+        error.add_note(f"{path}: tensor {_quoted(name)}: `ingot.safe_open` supports NumPy's indices")
         return error
 
     def _as_upstream(self, error: Exception, key: Any) -> Exception:

@@ -94,7 +94,7 @@ def _number(part: Any) -> int | None:
 
 
 def _beyond(part: int | slice, size: int) -> int | None:
-    """Return the position past the end that it names, or None."""
+    """Return the position past the end that the message names, or None."""
     if isinstance(part, int):
         return part if part >= size else None
     bounds = (part.start, None if part.stop is None else part.stop - 1)

@@ -1,7 +1,7 @@
 """Read and write the metadata of files with parts of tensors, as torch's Hugging Face storage has it.
 
-A file is an ordinary one of tensors, and ``DCP_SHARDING_INFO`` in its metadata says of each where it begins
-in the whole. The shape of the whole is nowhere: it is what the parts of all files reach.
+Each file is an ordinary file of tensors. ``DCP_SHARDING_INFO`` in its metadata has the position of each part
+in its whole tensor. The shape of the whole tensor is not stored: it is the extent of the parts in all files.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Chunk(NamedTuple):
 
 
 def metadata(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the metadata of a file of parts, given the begin of each in its whole tensor."""
+    """Return the metadata of a file of parts, from the position of each part in its whole tensor."""
     info = {name: {_OFFSETS: [*begin]} for name, begin in begins.items()}
     return {KEY: json.dumps(info), "DCP_VERSION": "1.0", "format": "pt"}
 
 
 def begins(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]] | None:
-    """Return the begin of each tensor of a file in its whole tensor, or None for whole tensors."""
+    """Return the position of each part of a file in its whole tensor. None if the file has whole tensors."""
     text = (checkpoint.metadata() or {}).get(KEY)
     if not isinstance(text, str):
         return None

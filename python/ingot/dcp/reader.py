@@ -55,14 +55,14 @@ Version = tuple[str, str, tuple[str, bool] | None]
 # The names that the manifest lists, and each file with its version.
 Seen = tuple[list[str] | None, list[tuple[str, int, int, int]]]
 
-# Opening a directory whose files may hold parts of tensors: all files of one save.
+# Opening a directory whose files may hold parts of tensors. All files must be of one save.
 
 
 _PAUSE_SECONDS = 0.005
 
 
 def settled(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> list[Checkpoint]:
-    """Open the checkpoint in a directory, again if a save replaces it meanwhile."""
+    """Open the checkpoint in a directory, again if a save replaces it during the call."""
     for left in reversed(range(door.TRIES)):
         try:
             found = _opened(folder, open_whole, how)
@@ -78,7 +78,7 @@ def settled(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> 
 
 
 def _opened(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> list[Checkpoint] | None:
-    """Open whole tensors, or all files of parts. None if a save is replacing these."""
+    """Open whole tensors, or all files of parts. None if a save is replacing the files."""
     if listed(folder) is not None:
         return _parts(folder, how)
     try:
@@ -89,7 +89,7 @@ def _opened(folder: str, open_whole: Callable[[], Checkpoint], how: Loading) -> 
             raise
         opened = _parts(folder, how)
         if opened is not None and any(begins(one) is None for one in opened):
-            # Several files of whole tensors without an index are no checkpoint.
+            # Several files of whole tensors without an index are not a checkpoint.
             raise
         return opened
     return [whole] if begins(whole) is None else _parts(folder, how)
@@ -104,9 +104,11 @@ def _parts(folder: str, how: Loading) -> list[Checkpoint] | None:
 
 
 def _seen(folder: str) -> Seen | None:
-    """Look at the manifest, at the files, and at the manifest again. None if a save began or ended meanwhile.
+    """Read the manifest, the names of the files, and the manifest again.
 
-    Files that are opened between two equal results are of one save: a save keeps a manifest in place while it
+    None if a save began or ended meanwhile.
+
+    Files that are opened between two equal results are of one save, because a save keeps a manifest while it
     renames files.
     """
     before = listed(folder)
@@ -138,25 +140,24 @@ class Reader(StorageReader):
         `HuggingFaceStorageWriter(save_distributed=True)` and ``Writer(whole=False)`` write them. An object
         is not sent to other ranks: each rank opens its own.
     read_once : {"auto", "job", "node", False}
-        How ranks share the reading, as for `ingot.torch.load_into`; here by default each reads its own parts.
-        But for False all ranks of `process_group` load together, and have to be those that `load` is called
-        by: not with its ``no_dist=True``.
+        How ranks share the reading, as for `ingot.torch.load_into`; by default each rank reads its own parts.
+        Unless it is False, all ranks of `process_group` load together, and must be the ranks that call
+        `load`, without its ``no_dist=True``.
     process_group : torch.distributed.ProcessGroup, optional
-        The ranks that load together, as `load` is given it. By default all.
+        The ranks that load together, the same as in the call of `load`. By default all ranks.
     **options
         How the files are read: `ingot.typing.ReadOptions`.
 
     Raises
     ------
     OSError, HeaderError, CheckpointError, DtypeError, StorageError, RankError, OptionError
-        In `load`. `CheckpointException` has the errors of all ranks.
+        Raised by `load`; `CheckpointException` has the errors of all ranks.
 
     Notes
     -----
-    Whatever the placements of the DTensors are, each rank reads its own parts, of all tensors at once, into
-    their memory, and converts where both dtypes are floating point. Tensors of a checkpoint that the state
-    dict lacks are not read. An index decides which files belong to a checkpoint: others in the directory are
-    not looked at.
+    For any placements of the DTensors, each rank reads its own parts of all tensors at once into their
+    memory, and converts floats to other floats. Tensors of the checkpoint that the state dict lacks are not
+    read. An index decides which files belong to a checkpoint; other files in the directory are ignored.
 
     A load reads one version of the files. If a save replaces files after ranks have opened them, all ranks
     open and read the new checkpoint. They raise if the plan of the load does not fit it, or if other
@@ -228,7 +229,7 @@ class Reader(StorageReader):
         if not is_path(path) or is_url(os.fsdecode(path)) or not os.path.isdir(path):
             return [self._checkpoint()]
         with suppress(CheckpointError, OSError):
-            # All ranks take part in this, and then each looks for parts by itself.
+            # All ranks take part in this step, and then each finds its parts by itself.
             whole = self._checkpoint()
             if begins(whole) is None and listed(os.fsdecode(path)) is None:
                 return [whole]
@@ -270,7 +271,7 @@ class Reader(StorageReader):
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Take what the coordinator read."""
+        """Receive the coordinator's message."""
         self._chunks: dict[MetadataIndex, Chunk] = metadata.storage_data
         if not self._files:
             self._files = self._opened()
@@ -344,7 +345,7 @@ class Reader(StorageReader):
             raise _load_by_ranks.several_versions(self._files[0])
         if self._is_shared() and peers is not None:
             for number, file in enumerate(self._files):
-                # All ranks come to each file, also those that read nothing from it.
+                # All ranks open each file, even those that read nothing from it.
                 self._read_together(file, slots.get(number, []), peers)
             return
         with _step(peers, "reading"):
@@ -363,12 +364,13 @@ class Reader(StorageReader):
 
     def _destination(self, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
         if item.type is not LoadItemType.TENSOR:
-            raise self._misfit(item.storage_index.fqn, "a tensor", "an object, which the files have none of")
+            raise self._misfit(item.storage_index.fqn, "a tensor", "an object, and the files have none")
         return planner.resolve_tensor(item).detach()
 
     def _slots(self, resolved: list[tuple[ReadItem, torch.Tensor]]) -> dict[int, list[Slot]]:
         """Return the slots of each file."""
-        # Of items for one place, such as tied weights, the last, as if each was copied in turn.
+        # Of several items for one destination, such as tied weights, the last wins, as if each was copied in
+        # order.
         by_place: dict[Any, tuple[int, Slot]] = {}
         for item, tensor in resolved:
             chunk = self._chunks[item.storage_index]
@@ -408,7 +410,7 @@ def _step(peers: Peers | None, doing: str) -> AbstractContextManager[None]:
 def _is_replaced(fault: BaseException, peers: Peers | None) -> bool:
     """Return whether a rank found files that a save had replaced. If so, all ranks read again.
 
-    Raise on all ranks if one met something else.
+    Raise on all ranks if one rank raised another error.
     """
     may_pass = isinstance(fault, (StorageError, CheckpointError, RankError))
     is_own = getattr(fault, "code", None) == "changed"

@@ -247,7 +247,7 @@ class Writer(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """The directory that is saved to."""
+        """The directory of the checkpoint."""
         return self._place.directory
 
     def storage_meta(self) -> StorageMeta:

@@ -1,7 +1,8 @@
-"""What engines load and save by: vLLM, SGLang and Lightning, each by its own door.
+"""Loaders and savers for engines: vLLM, SGLang and Lightning.
 
-vLLM and SGLang find `ingot.engines.vllm` and `ingot.engines.sglang` by their entry points, and call them. Of
-Lightning, `ingot.engines.lightning.CheckpointIO` goes to a trainer. Each is imported when it is asked for.
+vLLM and SGLang find `ingot.engines.vllm` and `ingot.engines.sglang` by their entry points, and call them.
+`ingot.engines.lightning.CheckpointIO` is passed to a trainer of Lightning. Each module is imported on first
+use.
 
 No other part of the package uses it.
 """

@@ -1,4 +1,4 @@
-"""The weights of a model for an engine: pairs of name and tensor, read ahead or where they are used."""
+"""The weights of a model for an engine: pairs of name and tensor, prefetched or read on first use."""
 
 from __future__ import annotations
 
@@ -193,12 +193,12 @@ def weights(files: Iterable[str], how: Reading, is_used: Says, is_left_out: Says
     files : iterable of str
         The files.
     how : Reading
-        With ``read`` one of "ahead" and "used".
+        The options, with ``read`` as "ahead" or "used".
     is_used : callable
-        Says of a name whether its tensor is expected to be used: then it is read ahead. One that is not is
-        read as soon as it is used after all.
+        Returns whether the tensor of a name is expected to be used and therefore prefetched. Any other tensor
+        is read when it is used after all.
     is_left_out : callable, optional
-        Says of a name whether its tensor is not handed out.
+        Returns whether the tensor of a name is skipped.
     """
     opened = (_File(file, how, is_used, is_left_out) for file in files)
     # The next one is read while the last tensors of this one are used.
@@ -210,7 +210,7 @@ def weights(files: Iterable[str], how: Reading, is_used: Says, is_left_out: Says
 
 
 class _File:
-    """A file that is open, whose tensors are being read."""
+    """An open file whose tensors are being read."""
 
     def __init__(self, path: str, how: Reading, is_used: Says, is_left_out: Says | None) -> None:
         self._handle = safe_open(path, "torch", how.device, backend=how.backend)
@@ -227,8 +227,8 @@ class _File:
 
     def _unread(self, name: str) -> torch.Tensor:
         dtype = DTYPES.get(self._handle.info(name).dtype)
-        # A mapped file is read where it is touched. A tensor that torch counts otherwise than the file, or
-        # lacks, is read, or refused, as a whole.
+        # A mapped file is read on access. A tensor whose dtype torch lacks, or counts in other units, is read
+        # or rejected as a whole.
         if self._handle.backend == "mmap" or dtype is None or dtype == DTYPES.get("F4"):
             return self._handle.get_tensor(name)
         return UnreadTensor(self._handle.get_slice(name), dtype, torch.device(self._device))
@@ -242,10 +242,10 @@ class _File:
 
 
 def has_place_for(model: torch.nn.Module, name: str, missing: tuple[type, ...]) -> bool:
-    """Return whether a weight of that name may have a place in `model`. `missing` are other ranks' layers.
+    """Return whether a weight of that name may belong to `model`. `missing` are the layers of other ranks.
 
-    It has none where its layer is of another rank, or where a list of layers lacks it. Models call much
-    otherwise than checkpoints do, so nothing else is taken for a sign.
+    A weight does not belong to the model if its layer is on another rank, or if a list of layers lacks it.
+    Checkpoints and models often use different names, so no other rule is applied.
     """
     module = model
     for word in name.split("."):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     Base: Any = object
 else:
-    # One library under two names, each with a class of its own that its trainer asks for.
+    # One library under two names, each with its own base class.
     HOMES = ("lightning.fabric.plugins", "lightning_fabric.plugins")
 
     def _theirs(home: str) -> list[type]:
@@ -54,15 +54,14 @@ __all__ = ["CheckpointIO"]
 
 @takes(SaveOptions, overwrite=True)
 class CheckpointIO(Base):  # type: ignore[misc]
-    """Saves and loads checkpoints: what Lightning's ``Trainer`` and ``Fabric`` take among their `plugins`.
+    """Saves and loads checkpoints: a plugin for Lightning's ``Trainer`` and ``Fabric``.
 
     Parameters
     ----------
     background : bool
-        Go on training while a checkpoint is written. Its tensors are copied first, and one is written at a
-        time: the next save waits for it. What went wrong is raised by the next save, or when the trainer is
-        done. A checkpoint that Lightning removes meanwhile stays until the one that is being written is
-        whole.
+        Continue training while a checkpoint is written. Its tensors are copied first, and one checkpoint is
+        written at a time: the next save waits for it. Errors are raised by the next save, or at the end of
+        training. A checkpoint that Lightning removes stays until the one that is being written is complete.
     **options
         How files are written: `ingot.typing.SaveOptions`.
 
@@ -106,23 +105,23 @@ class CheckpointIO(Base):  # type: ignore[misc]
         Parameters
         ----------
         checkpoint : dict
-            What Lightning has to save: tensors, and what the class says beside them.
+            The checkpoint from Lightning: tensors, and the other values that the class documents.
         path : str or os.PathLike
-            The file, whose directory is made if it is not there, or a URL that fsspec writes to.
+            The file, whose directory is created if it does not exist, or a URL that fsspec can write to.
         storage_options : None
-            Lightning's, which this takes none of.
+            Lightning's options, which are not supported.
 
         Raises
         ------
         SaveError
-            Only pickle could store something (``code`` is ``"not-plain"``), or a tensor cannot be stored.
+            Only pickle could store a value (``code`` is ``"not-plain"``), or a tensor cannot be stored.
         TypeError
-            `storage_options` are given.
+            `storage_options` are passed.
         OSError, StorageError, OptionError
-            As for `ingot.torch.save_state`; also of the save before, if that was in the background.
+            As for `ingot.torch.save_state`, and the errors of the previous background save.
         """
         if storage_options is not None:
-            reason = "CheckpointIO takes its options when it is made"
+            reason = "pass options to the constructor of CheckpointIO"
             raise TypeError(f"storage_options are not for ingot's CheckpointIO: {reason}")
         self.teardown()
         files, inner = _place(path)
@@ -154,7 +153,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         Returns
         -------
         dict
-            What was saved. The tensors have memory of their own.
+            The saved checkpoint. The tensors have memory of their own.
 
         Raises
         ------
@@ -162,7 +161,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
             The file has no state (``code`` is ``"no-state"``: another program wrote it), or a damaged one
             (``"invalid-state"``).
         HeaderError
-            It is no file of tensors, such as a checkpoint that Lightning wrote by itself.
+            It is not a file of tensors, such as a checkpoint that Lightning wrote without this plugin.
         TypeError
             `map_location` is a dict or a function: these are about a pickle's storages.
         OSError, StorageError, DtypeError, OptionError
@@ -170,7 +169,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         """
         if map_location is not None and not isinstance(map_location, str | int | torch.device):
             kind = type(map_location).__name__
-            why = "these say where a pickle's storages go, and ingot's checkpoints have none"
+            why = "it maps the storages of a pickle, and ingot's checkpoints have none"
             raise TypeError(f"map_location must be a device, found {kind}: {why}")
         self.teardown()
         from fsspec.core import OpenFile
@@ -179,7 +178,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         return found
 
     def remove_checkpoint(self, path: Path) -> None:
-        """Remove a checkpoint, after the one that is being written is whole.
+        """Remove a checkpoint, once the one that is being written is complete.
 
         Parameters
         ----------
@@ -189,7 +188,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         Raises
         ------
         OSError
-            It cannot be removed. Of one that is removed later, the log says so.
+            The file cannot be removed. If the removal is deferred, the error is logged.
         """
 
         def remove(saving: Future[None] | None) -> None:
@@ -214,7 +213,7 @@ class CheckpointIO(Base):  # type: ignore[misc]
         self._saving.add_done_callback(remove_later)
 
     def teardown(self) -> None:
-        """Wait for the checkpoint that is being written, and for those that are removed after it.
+        """Wait for the checkpoint that is being written, and for removals that depend on it.
 
         Raises
         ------
@@ -227,14 +226,14 @@ class CheckpointIO(Base):  # type: ignore[misc]
             if saving is not None:
                 saving.result()
         finally:
-            # A future has its result before what follows it has run.
+            # A future has its result before its callbacks have run.
             for done in removals:
                 wait_for(done.wait)
 
 
 def _with_way_out(fault: SaveError) -> SaveError:
     """Add to the error about a hyperparameter how to leave it out."""
-    # Of a module, or of a data module, of Lightning.
+    # The types of checkpoints of Lightning's modules and data modules.
     place, _, name = (fault.tensor or "").partition(".")
     if fault.code == "not-plain" and place.endswith("hyper_parameters"):
         name = name.partition(".")[0].partition("[")[0]

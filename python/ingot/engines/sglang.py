@@ -1,7 +1,7 @@
 """SGLang loads weights by ingot: ``SGLANG_PLUGINS=ingot sglang serve --model-path MODEL``.
 
-SGLang calls `register` by its entry point, in every process, where `SGLANG_PLUGINS` does not leave it out.
-docs/guides/engines.md says which versions were tested, and what options there are.
+SGLang calls `register` by its entry point, in every process, unless `SGLANG_PLUGINS` excludes it.
+docs/guides/engines.md lists the tested versions and the options.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class _Loading(NamedTuple):
 
 
 _loadings: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
-# The loading whose loader is asking for an iterator, since iterators do not know their loader.
+# The loader that is currently requesting an iterator, since iterators do not know their loader.
 _asking: list[_Loading] = []
 
 
 def register() -> None:
-    """Put ingot into SGLang's loader, where a user has named it in `SGLANG_PLUGINS`.
+    """Install ingot in SGLang's loader, if the user has named it in `SGLANG_PLUGINS`.
 
-    SGLang calls every installed plugin if that is not set, and a server must not load in another way
-    than before because a library is there.
+    If that is not set, SGLang calls every installed plugin, but installing a library must not change how a
+    server loads.
     """
     if "ingot" not in [name.strip() for name in (envs.SGLANG_PLUGINS.get() or "").split(",")]:
         return
@@ -79,7 +79,7 @@ def _for_model(original: Callable[..., Weights], self: Any, model_config: Any, m
 
 
 def _asked(original: Callable[..., Weights], self: Any, *args: Any, **kwargs: Any) -> Weights:
-    """Record the loader that asks for an iterator while it does."""
+    """Record the loader while it requests an iterator."""
     loading = _loadings.get(self)
     if loading is None:
         return original(self, *args, **kwargs)
@@ -93,10 +93,10 @@ def _asked(original: Callable[..., Weights], self: Any, *args: Any, **kwargs: An
 def _given(
     original: Callable[..., Weights], hf_weights_files: list[str], *args: Any, **kwargs: Any
 ) -> Weights:
-    """Return the weights of files, read by ingot for the loaders that ask for it."""
+    """Return the weights of files, read by ingot for loaders that enable it."""
     if not _asking:
         return original(hf_weights_files, *args, **kwargs)
-    # Imported here: SGLang calls its plugins before it has these.
+    # Imported here, because SGLang calls its plugins before these modules exist.
     from sglang.srt.distributed.parallel_state import (
         get_tensor_model_parallel_world_size,
         model_parallel_is_initialized,

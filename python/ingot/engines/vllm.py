@@ -1,7 +1,7 @@
 """vLLM loads weights by ingot: ``vllm serve MODEL --load-format ingot``.
 
-vLLM calls `register` by its entry point, in every process. docs/guides/engines.md says which versions were
-tested, and what options there are.
+vLLM calls `register` by its entry point, in every process. docs/guides/engines.md lists the tested versions
+and the options.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ._weights import READ, Reading, Says, Weights, has_place_for, weights, with
 __all__ = ["register"]
 
 OPTION = "model_loader_extra_config"
-# Options of vLLM's own loader that hold for this one as well.
+# Options of vLLM's own loader that this loader supports too.
 OF_VLLM = ("enable_weights_track",)
 MISSING = (PPMissingLayer, StageMissingLayer)
 
@@ -39,9 +39,9 @@ def register() -> None:
 
 
 class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
-    """vLLM's loader, with what reads the files exchanged: everything else of it stays."""
+    """vLLM's loader with another reader of files. Everything else is unchanged."""
 
-    # When the first source began, for what vLLM says of the time.
+    # The start time of the first source, for vLLM's message about the time.
     counter_before_loading_weights: float
 
     def __init__(self, load_config: Any) -> None:
@@ -81,14 +81,14 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         return folder, in_natural_order(files), is_safetensors, index
 
     def _get_weights_iterator(self, source: Any) -> Weights:
-        """Return the weights of a source, read ahead or where they are used."""
+        """Return the weights of a source, prefetched or read on first use."""
         if self.load_config.safetensors_load_strategy == "torchao":
             # vLLM has found tensors of torchao, which it makes of several of the file.
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
         names = ("model_or_path", "subfolder", "revision", "fall_back_to_pt", "allow_patterns_overrides")
         _, files, is_safetensors, _ = self._prepare_weights(*(getattr(source, name) for name in names))
         if not is_safetensors:
-            # A model may name the files that are its weights.
+            # A model may name the files of its weights.
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
@@ -106,7 +106,7 @@ class ModelLoader(DefaultModelLoader):  # type: ignore[misc]
         """Return a function that decides whether a weight is expected to be used, by vLLM's model."""
         model = self._model
         mapper = getattr(model, "hf_to_vllm_mapper", None)
-        # For a model whose encoder alone is wanted.
+        # For a model of which only the encoder is used.
         lacks_most = self._encoder_only_lm_prefixes is not None
 
         def is_used(name: str) -> bool:

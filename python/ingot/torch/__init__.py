@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 for _name in __all__:
-    # The name by which users know a function. A class and a method keep the module of their source.
+    # The public module of a function. Classes and methods keep the module of their source.
     if hasattr(globals()[_name], "__code__") and not hasattr(globals()[_name], "__self__"):
         globals()[_name].__module__ = __name__
 

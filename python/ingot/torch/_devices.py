@@ -51,7 +51,7 @@ def mover(device: Any) -> Move | None:
     if target.type == "cpu":
         return None
     if target.type == "meta":
-        # It has no values, so there is nothing to read.
+        # A meta tensor has no values, so nothing is read.
         return lambda tensor: tensor.to(target)
     return gpu(target) or relay(target)
 
@@ -66,7 +66,7 @@ def widening(device: Any) -> Move | None:
 def gpu(target: torch.device) -> Gpu | None:
     """Return the destination for reads onto a GPU by its driver, or None for other devices.
 
-    One for each device: a callable that returns a device for each tensor returns the same few many times.
+    Cached: a callable that returns a device for each tensor returns the same few many times.
     """
     if target.type != "cuda" or torch.version.cuda is None:
         return None
@@ -146,7 +146,7 @@ class Relay(Carrier):
             cut = list(pieces(0, None, tuple(tensor.shape), 8 * tensor.itemsize))
             with Ring(link(device), room(cut)) as ring:
                 for piece in cut:
-                    # Not from a mapping, whose pages may have to be read first: the host copies those.
+                    # Not from a mapping, whose pages may have to be read first. The host copies those.
                     memory = ring.take()
                     values = memory[: piece.nbytes].view(plain).view(piece.shape)
                     values.copy_(given[piece.place])
@@ -157,7 +157,7 @@ class Relay(Carrier):
 
 @cache
 def relay(target: torch.device) -> Relay:
-    """Return the relay of a device. There is one for each, as for `gpu`."""
+    """Return the relay of a device. There is one for each device, as for `gpu`."""
     return Relay(target)
 
 

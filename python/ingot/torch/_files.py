@@ -96,9 +96,9 @@ def load_file(
         Tensors of `out` stay where they are. torch's default device has no effect. Inside a
         ``FakeTensorMode`` the tensors are fake tensors of that mode, on this device.
     shared : {"alias", "drop"}
-        What to do with the names that ``save_file(..., shared="alias")`` did not write tensors for.
-        ``"alias"`` restores them, on the memory of the stored tensor. ``"drop"`` returns only the tensors in
-        the file; aliases that `keys` selects get memory of their own. Other files have no such names.
+        What to do with aliases, which ``save_file(..., shared="alias")`` records. ``"alias"`` restores them,
+        on the memory of the stored tensor. ``"drop"`` returns only the tensors in the file; aliases that
+        `keys` selects get memory of their own. Other files have no aliases.
     out : dict of str to torch.Tensor, or to a list of these, optional
         Existing tensors to read into, without a second copy; the result has the same objects. They may have
         any strides and be on any device. They need the shape and the dtype of the values that are read, and

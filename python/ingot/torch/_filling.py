@@ -1,6 +1,6 @@
 """Read into existing tensors: directly, or in pieces that torch copies.
 
-For autograd this is what ``copy_`` under ``torch.no_grad()`` is.
+For autograd this is equivalent to ``copy_`` under ``torch.no_grad()``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def destinations(tensors: Mapping[str, torch.Tensor]) -> Destinations:
 
 
 def _writable_places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Return what `_places` returns, or None if `refuse_destination` has to look at each tensor."""
+    """Return the result of `_places`, or None if `refuse_destination` has to check each tensor."""
     if not torch.is_inference_mode_enabled() and any(map(torch.Tensor.is_inference, tensors)):
         return None
     return _tensors._places(tensors)
@@ -102,18 +102,18 @@ _BUMPS_MANY = _bumps_many()
 def refuse_captured(names: Iterable[str]) -> None:
     """Raise `DestinationError` for the first name inside a transform that differentiates.
 
-    The transform does not see a write to a tensor from outside, so that its gradients would be wrong.
+    The transform does not see a write to a tensor from outside, so its gradients would be wrong.
     """
     name = next(iter(names), None) if _tensors.is_differentiated() else None
     if name is not None:
-        reason = "a transform that differentiates (grad, vjp, jvp) sees no change of a tensor: load before it"
+        reason = "a transform that differentiates (grad, vjp, jvp) does not see the change: load before it"
         raise misfit(name, reason)
 
 
 def _memory(name: str, tensor: torch.Tensor) -> Memory | None:
     """Return the code of a tensor's dtype and a capsule of its memory, or None off the CPU.
 
-    Asked of those that `_export` does not show.
+    Called for tensors that `_export` cannot export.
     """
     refuse_destination(name, tensor)
     if not tensor.is_cpu:
@@ -156,8 +156,8 @@ def refuse_shapeless(name: str, tensor: torch.Tensor) -> None:
         raise misfit(name, "a nested tensor cannot be filled: fill the tensors that `.unbind()` returns")
 
 
-# Floats, with the wider dtypes that hold them exactly. They are copied to a device as they are stored, since
-# these are fewer bytes, and converted there: both libraries return the same values.
+# Floats, with the wider dtypes that hold them exactly. They are copied to a device in the stored dtype, which
+# has fewer bytes, and converted there: both libraries return the same values.
 _SMALL = dict.fromkeys(FLOATS[4:], ("F16", "BF16", "F32", "F64"))
 _WIDER = {"F32": ("F64",), **dict.fromkeys(("F16", "BF16"), ("F32", "F64")), **_SMALL}
 
@@ -216,7 +216,7 @@ class Filling:
         Yields the bytes that each batch fills.
         """
         for batch in batches(self._cut()):
-            # In a function, since its tensors take memory that the next batch needs.
+            # A function of its own, so that its tensors are freed before the next batch.
             yield self._convert_some(batch, gpu, threads)
 
     def _convert_some(self, batch: list[Piece], gpu: Gpu | None, threads: int | None) -> int:
@@ -271,7 +271,7 @@ class Filling:
         """Return the part of its tensor that a piece fills."""
         tensor, (code, _) = self._tensors[piece.rank], self._outlines[piece.rank]
         with undisturbed(), torch.no_grad():
-            # Without the dimensions of size 1 that an index adds, which is a view for all strides.
+            # Without the dimensions of size 1 that an index adds. For any strides this is a view.
             whole = tensor.reshape(packed(code, piece.whole))
             if piece.shape == piece.whole:
                 return whole

@@ -67,7 +67,7 @@ class Fitting(NamedTuple):
     own: Mapping[str, torch.Tensor]
 
     def each_once(self) -> Fitting:
-        """Return the last name of each tensor in the order of the target, as if each was copied in turn."""
+        """Return the last name of each tensor in the order of the target, as if each was copied in order."""
         ties = _ties(self.tensors)
         last = {ties[name]: name for name in self.own if name in self.tensors}
         kept = set(last.values())
@@ -112,7 +112,7 @@ def fitting(
     if strict and (missing or unexpected):
         lists = {"missing in the file": missing, "unexpected in the file": unexpected}
         kind = type(target).__name__
-        first = f"{in_file(checkpoint)}the file and the {kind} do not have the same tensors:"
+        first = f"{in_file(checkpoint)}the tensors of the file and the {kind} differ:"
         raise RuntimeError("\n".join([first, *differences(lists, stored, own)]))
     refuse_captured(name for name in own if name in taken)
     found = Fitting(taken, [*map(aliases.get, taken, taken)] if aliases else [*taken], own)
@@ -131,7 +131,7 @@ def _is_filled_with(place: dict[str, Any], name: str, tensors: Mapping[str, torc
 
 
 def load_fitting(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: str | None = None) -> None:
-    """Fill the tensors: all at once if they are whole and in the memory of the CPU, else one by one.
+    """Fill the tensors: all at once if they are whole and in CPU memory, otherwise one by one.
 
     Floats of the file are first converted to `dtype`, if it is not None.
     """
@@ -162,7 +162,7 @@ def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: s
 
 
 def _are_plain(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether all are ordinary tensors, none a part of another that ranks hold together."""
+    """Return whether all are ordinary tensors, and none is the local part of a distributed one."""
     return set(map(type, tensors.values())) <= PLAIN_CLASSES and not are_distributed(tensors.values())
 
 
@@ -180,12 +180,12 @@ class Slot(NamedTuple):
     """A tensor to fill with a whole tensor of the file, or with this rank's part of one."""
 
     name: str
-    # In the file.
+    # The name in the file.
     source: str
-    # None for all of it.
+    # The index; None for the whole tensor.
     part: Part | None
     tensor: torch.Tensor
-    # The DTensor whose local part `tensor` is. It has a version counter of its own.
+    # The DTensor whose local part is `tensor`. It has a version counter of its own.
     whole: torch.Tensor | None = None
 
 
@@ -211,7 +211,7 @@ def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str
             if state is not None:
                 return state
         _refuse_flat(target)
-        # Without a detached copy of each, which lacks the attributes of a CheckpointableTensor.
+        # The tensors are not detached, since detached copies lack the attributes of a CheckpointableTensor.
         state = target.state_dict(keep_vars=True)
         _refuse_copies(target, state)
         # Extra state may be any object; no file of tensors has it.
@@ -260,8 +260,8 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
 
 
 def _is_ordinary(kind: type[torch.nn.Module]) -> bool:
-    """Return whether a class does not change what `state_dict` consists of."""
-    # A scripted module keeps its tensors elsewhere.
+    """Return whether a class does not change the contents of `state_dict`."""
+    # A scripted module stores its tensors elsewhere.
     names = ("state_dict", "_save_to_state_dict", "get_extra_state")
     is_ours = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
     return is_ours and not issubclass(kind, torch.jit.ScriptModule)
@@ -286,7 +286,7 @@ def _refuse_copies(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage, or one of its own if it has none."""
+    """Return the address of a tensor's storage, or a unique value if it has none."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -301,7 +301,7 @@ def _refuse_flat(module: torch.nn.Module) -> None:
             setter = "torch.distributed.checkpoint.state_dict.set_model_state_dict"
             kept = "keeps its values in flat parameters, which cannot be filled in place"
             message = f"module {_quoted(name)}: FullyShardedDataParallel {kept}: {advice} `{setter}`"
-            message = f"{message} with what `load_file` gives"
+            message = f"{message} with the result of `load_file`"
             raise DestinationError(message, code="flat-parameters", tensor=name)
 
 
@@ -350,7 +350,7 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
         _fill(checkpoint, straight.wanted(), places, fillings, reads)
 
 
-# The dtypes of a file that are converted to floats.
+# The dtypes in files that are converted to floats.
 _CONVERTED = frozenset((*FLOATS, "F8_E8M0"))
 
 
@@ -360,7 +360,7 @@ def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:
 
 
 class _Requests:
-    """The parts to read and their destinations, in the columns that `Wanted` has."""
+    """The parts to read and their destinations, in the columns of `Wanted`."""
 
     def __init__(self) -> None:
         #: The destinations by their names in messages.

@@ -1,6 +1,6 @@
 """Copy between the host and a device by torch: through pinned memory, in the order of streams.
 
-The calls are the same for every accelerator of torch: CUDA, ROCm, XPU, MTIA, and what an extension registers.
+The calls are the same for every accelerator of torch: CUDA, ROCm, XPU, MTIA, and those of extensions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Link:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # The stream of copies to the host that are made later than requested.
+        # The stream for deferred copies to the host.
         self._stream: torch.Stream | None = None
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """Pinned memory of the host. Raises `RuntimeError` where no more can be pinned."""
+        """Pinned host memory. Raises `RuntimeError` if no more memory can be pinned."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def copy(self, into: torch.Tensor, values: torch.Tensor) -> None:
@@ -51,7 +51,7 @@ class Link:
     def pull(self, since: Any, values: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return the result of `values` in host memory, as work queued before `since` leaves it.
 
-        It is there when this returns. It has to lie together in memory.
+        The copy is complete on return. The tensor must be contiguous.
         """
         with self.aside(since):
             packed = values()
@@ -68,7 +68,7 @@ class Link:
 @cache
 def link(device: torch.device) -> Link | None:
     """Return the link to `device`, or None if torch lacks pinned memory or streams for it."""
-    # What MPS has of the two saves nothing: its memory is the host's.
+    # On MPS, pinned memory and streams bring nothing, since its memory is the host's.
     if device.type in ("cpu", "meta", "mps") or not _is_the_accelerator(device):
         return None
     found = Link(device)
@@ -83,7 +83,7 @@ def link(device: torch.device) -> Link | None:
 
 def _is_the_accelerator(device: torch.device) -> bool:
     """Return whether torch's functions for accelerators cover devices of this type."""
-    # Older releases of torch have none.
+    # Older releases of torch have no such function.
     accelerator = getattr(torch, "accelerator", None)
     current = None if accelerator is None else accelerator.current_accelerator()
     return current is not None and current.type == device.type
@@ -92,14 +92,14 @@ def _is_the_accelerator(device: torch.device) -> bool:
 class Ring:
     """Host memory through which tensors are copied to a device. A piece is reused when its copies are done.
 
-    At the end of a ``with`` all copies are done, and the memory goes back to torch, which keeps some of what
-    is pinned for those who ask next. Without a way that has streams it is one piece, and is not pinned.
+    At the end of a ``with`` block all copies are done, and the memory is returned to torch, which caches some
+    pinned memory for later requests. Without a link with streams there is one piece, which is not pinned.
     """
 
     def __init__(self, way: Link | None, nbytes: int) -> None:
         self._way = way
         self._nbytes = nbytes
-        # In the order of their use, each with an event for the copies queued by then.
+        # The pieces in the order of use, each with an event for the copies queued by then.
         self._used: deque[tuple[torch.Tensor, Any]] = deque()
 
     def take(self) -> torch.Tensor:
@@ -132,7 +132,7 @@ class Ring:
             self._way.copy(into, values)
 
     def put(self, piece: torch.Tensor) -> None:
-        """Put a piece back, while copies from it may still run."""
+        """Return a piece for reuse, while copies from it may still run."""
         self._used.append((piece, None if self._way is None else self._way.mark()))
 
     def __enter__(self) -> Self:
@@ -140,7 +140,7 @@ class Ring:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if self._way is not None:
-            # All of them, also of a piece that was not put back. The first error is raised.
+            # Wait for all pieces, even those that were not returned. The first error is raised.
             with suppress(*() if error is None else (RuntimeError,)):
                 self._way.mark().synchronize()
         self._used.clear()

@@ -46,7 +46,7 @@ class Looked(NamedTuple):
 def open_once(open_with: Callable[[ShardHeaders | None], Checkpoint], peers: Peers) -> Checkpoint:
     """Open the source on all ranks. The first reads the headers for all.
 
-    All of them call it. Where it raises on the first rank, the others find out by themselves.
+    All ranks call it. If it raises on the first rank, the others detect that.
     """
     if peers.rank != 0:
         return open_with(peers.broadcast(None, "opening"))
@@ -72,8 +72,8 @@ def load(
 ) -> None:
     """Fill the tensors of all ranks, from one version of the files. All ranks call it.
 
-    Raises on all ranks if `look` raises on one, or if ranks have different files or different options. If a
-    save replaces the files meanwhile, all ranks look again.
+    Raises on all ranks if `look` raises on one, or if files or options differ between ranks. If a save
+    replaces the files during this step, all ranks repeat it.
     """
     for left in reversed(range(tries)):
         with ExitStack() as stack:
@@ -96,7 +96,7 @@ def _enter(stack: ExitStack, look: Callable[[], AbstractContextManager[Looked]])
 
 
 def _is_replaced(looked: Looked, fault: BaseException, peers: Peers) -> bool:
-    """Return whether a rank's files were replaced. Raise on all ranks if one met something else."""
+    """Return whether a rank's files were replaced. Raise on all ranks if one rank raised another error."""
     may_pass = isinstance(fault, (StorageError, CheckpointError, OSError, RankError))
     is_own = may_pass and not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
     return peers.agree(None if may_pass else fault, "reading", is_own)
@@ -105,7 +105,10 @@ def _is_replaced(looked: Looked, fault: BaseException, peers: Peers) -> bool:
 def _look(
     look: Callable[[], Looked], peers: Peers, asked: str | bool, left: int
 ) -> tuple[Looked, list[Opened]] | None:
-    """Return what this rank found, and what each opened. None if a save replaced the files between ranks."""
+    """Return the result of this rank, and the files that each rank opened.
+
+    None if a save replaced the files in between.
+    """
     looked: list[Looked] = []
 
     def met() -> tuple[dict[str, object], tuple[Opened, str]]:
@@ -129,7 +132,7 @@ def _look(
 
 def several_versions(checkpoint: Checkpoint) -> CheckpointError:
     """Return the error of ranks that opened different versions."""
-    reason = "ranks opened different versions of it: a save replaced the files meanwhile: load it again"
+    reason = "ranks opened different versions of it: a save replaced the files: load again"
     return located(CheckpointError, reason, code="changed", path=checkpoint.path)
 
 
@@ -153,12 +156,12 @@ def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool)
     if whose is not None:
         Load(checkpoint, slots, peers, nodes, whose).run(reads)
         return
-    with peers.step(f"reading {checkpoint.path or 'what was given to load from'}"):
+    with peers.step(f"reading {checkpoint.path or 'the source'}"):
         read(checkpoint, reads, slots)
 
 
 def scope(asked: str | bool, facts: list[tuple[str, bool]]) -> tuple[str | None, list[int]]:
-    """Return which ranks read for each other ("job", "node" or None), and the number of each rank's node.
+    """Return which ranks read for each other ("job", "node" or None), and the node number of each rank.
 
     `facts` are each rank's node, and whether the file is mapped there.
     """
@@ -180,7 +183,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 
 class _Piece(NamedTuple):
-    """A piece that this rank receives: the number of a tensor, and the place in this rank's part of it."""
+    """A piece that this rank receives: the number of a tensor, and its position in this rank's part."""
 
     tensor: int
     place: Box
@@ -201,7 +204,7 @@ class Load:
         self._own: dict[int, Slot] = {}
         self._alone: list[Slot] = []
         for one in slots:
-            # An alias of a part of a tensor has none.
+            # An alias of a part of a tensor has no digest.
             number = self._numbers.get(one.source)
             if number is not None and self._infos[number].dtype in DTYPES and number not in self._own:
                 self._own[number] = one
@@ -233,7 +236,7 @@ class Load:
         self, ahead: ThreadPoolExecutor, direct: list[Slot], by_itself: Reads, by_others: Reads
     ) -> None:
         """Read this rank's own parts, then exchange windows: each is read while the one before is sent."""
-        peers, doing = self._peers, f"reading {self._checkpoint.path or 'what was given to load from'}"
+        peers, doing = self._peers, f"reading {self._checkpoint.path or 'the source'}"
         fault: BaseException | None = None
         rounds = self._plan.rounds()
         windows = next(rounds, None)
@@ -249,7 +252,7 @@ class Load:
                 try:
                     staged = settled(stage).result()
                     following = next(rounds, None)
-                    # It reads into another buffer than the one that is packed now.
+                    # It reads into another buffer than the one that is being packed.
                     stage = ahead.submit(self._stage, following, by_others)
                     window = self._pack(windows, staged)
                 except BaseException as error:

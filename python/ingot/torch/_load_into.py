@@ -39,66 +39,66 @@ def load_into(
     Parameters
     ----------
     into : torch.nn.Module or dict of str to torch.Tensor
-        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. They stay
-        the objects that they are, on the device where they are, laid out in memory as they are; no gradient
-        is recorded. Of a DTensor (FSDP2, tensor, expert parallel) each rank fills and reads its part only.
+        What to fill: the module's parameters and persistent buffers, or the tensors of the dict. Objects,
+        devices and memory layouts stay the same, and no gradient is recorded. For a DTensor (FSDP2, tensor,
+        expert parallel), each rank reads and fills only its part.
     source : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
-        Refuse a file that lacks a tensor of `into`, or has one that `into` lacks. Tensors of the file
-        that `keys` and `drop` leave out are neither, and `into` keeps its values of them.
+        Refuse a file that lacks a tensor of `into`, or has one that `into` lacks. Tensors of the file that
+        `keys` and `drop` leave out count as neither, and `into` keeps its values for them.
     read_once : {"auto", "job", "node", False}
-        How ranks share the reading: in ``"job"`` each byte that any of them wants is read by one of them, who
-        sends it to the others; in ``"node"`` by one on each node; with False each rank reads its own parts,
-        and says nothing to the others. ``"auto"`` is False where no tensor is a DTensor or there is only one
-        rank. Else it is ``"job"`` for sources on a network (a URL, an object, a network file system) and
-        more than one node, and otherwise each reads for itself, as ranks of a machine share its page
-        memory. But for False, and in ``"auto"`` without DTensors, all ranks of `process_group` have to call
-        this. Ranks that read for themselves without a DTensor, or with False, do not compare the files they
-        opened: if a save replaces the files meanwhile, they may have different versions.
+        How ranks share the reading. With ``"job"``, each byte that a rank wants is read by one rank, which
+        sends it to the others; with ``"node"``, by one rank on each node; with False, each rank reads its own
+        parts and sends nothing. ``"auto"`` is False if no tensor is a DTensor or there is only one rank.
+        Otherwise it is ``"job"`` for sources on a network (a URL, an object, a network file system) and more
+        than one node; else each rank reads for itself, since ranks of a machine share its page cache. Unless
+        it is False, or ``"auto"`` without DTensors, all ranks of `process_group` must call this. Ranks that
+        read for themselves without a DTensor, or with False, do not compare the files they opened: if a save
+        replaces the files during the call, they may load different versions.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together. By default all.
     **options
-        What is loaded, and how: `ingot.typing.FillOptions`.
+        Which tensors are loaded and how: `ingot.typing.FillOptions`.
 
     Returns
     -------
     IncompatibleKeys
-        ``missing_keys``, tensors of `into` that the file lacks, and ``unexpected_keys``, tensors of the
-        file that `into` lacks, like the result of `torch.nn.Module.load_state_dict`. A name that shares its
-        tensor with one that the file has is not missing.
+        ``missing_keys``, tensors of `into` that the file lacks, and ``unexpected_keys``, tensors of the file
+        that `into` lacks, like the result of `torch.nn.Module.load_state_dict`. A name whose tensor is in the
+        file under another name is not missing.
 
     Raises
     ------
     DestinationError
-        A tensor has another shape than in the file, no memory (on ``"meta"``: call `to_empty` first), or
-        memory that it shares with another in part; a DTensor has a ``Partial`` placement, or keeps its values
-        in another class; the module has the flat parameters of ``FullyShardedDataParallel``; a tensor was
-        made in `torch.inference_mode` and is filled outside of it; or the call is inside
-        of `torch.func.grad` or another transform that differentiates. Nothing has been read.
+        A tensor has another shape than in the file, has no memory (on ``"meta"``: call `to_empty` first), or
+        partly overlaps another; a DTensor has a ``Partial`` placement, or is of a class that stores its
+        values elsewhere; the module has the flat parameters of ``FullyShardedDataParallel``; a tensor was
+        made in `torch.inference_mode` and is filled outside it; or the call is inside `torch.func.grad` or
+        another differentiating transform. Nothing has been read.
     RankError
-        Another rank failed, is gone, or loads from another file: all of them raise, and the message names the
-        rank and its error. The rank that failed raises its own error.
+        Another rank failed, was lost, or loads another file: all ranks raise, and the message names the rank
+        and its error. The failed rank raises its own error.
     RuntimeError
         `strict` is set and a tensor is missing or unexpected. Nothing has been read.
     TypeError
         A value of the dict is not a tensor.
     OptionError
-        `read_once` is not one of the choices, or there is no process group for it; or ranks load together
-        and `verify` or `expected_sha256` is set.
+        `read_once` is not one of the choices, or needs a process group and there is none; or ranks load
+        together and `verify` or `expected_sha256` is set.
     IntegrityError
         A tensor or the file differs from its digest. The content of the tensors is unspecified then.
     OSError, HeaderError, DtypeError, StorageError, OptionError
-        As `load_file` does. What was read before a failure, of `progress` too, stays in the tensors.
+        As `load_file` does. After a failure, also of `progress`, the tensors may be partly filled.
 
     Notes
     -----
-    Tensors are read straight into the memory of the CPU, and converted on the way where both dtypes are
-    floating point. For other devices and other dtypes they are read in pieces of 64 MiB at most, which torch
-    then copies: onto a GPU where that has a driver that is called, else through pinned memory where torch has
-    some for the device. To wider floats a device converts them, else the host. The copies are ordered by the
-    device's current stream. What ranks send each other takes up to 224 MiB of a rank's memory. Of a URL or
-    a network file system the first rank reads the index and the headers, and sends them to the others. The
+    Tensors are read directly into CPU memory, and floats are converted to other floats during the read. For
+    other devices and other dtypes, they are read in pieces of at most 64 MiB, which torch then copies: onto a
+    GPU with a supported driver directly, otherwise through pinned memory if torch has some for the device.
+    The device converts to wider floats, the host to others. The copies are in the order of the device's
+    current stream. Data that ranks send each other takes up to 224 MiB of a rank's memory. For a URL or a
+    network file system, the first rank reads the index and the headers, and sends them to the others. The
     module's own loading hooks do not run: `load_model` runs them.
 
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
@@ -149,7 +149,7 @@ def _known_target(into: Target) -> Target:
 
 
 def _known_read_once(read_once: ReadOnce) -> ReadOnce:
-    """Return `read_once`, which must be one of the choices, and have ranks to be chosen."""
+    """Return `read_once`, which must be one of the choices and may need a process group."""
     if read_once is not False:
         one_of("read_once", read_once, ("auto", "job", "node"))
     if read_once in ("job", "node") and not has_group():
@@ -164,11 +164,11 @@ FOR_RANKS = {"read_once": _known_read_once, "process_group": known_group}
 
 
 def _refuse_by_ranks(how: Loading) -> None:
-    """Raise `OptionError` for options that need whole tensors, or change what ranks send each other."""
+    """Raise `OptionError` for options that need whole tensors, or change the data that ranks exchange."""
     given = [name for name in ("verify", "expected_sha256", "dtype") if getattr(how, name)]
     if given:
         why = "which read parts of tensors and send them as they are stored: set read_once=False"
-        message = f"load_into(): {given[0]} does not go with ranks that load together, {why}"
+        message = f"load_into(): {given[0]} is not supported if ranks load together, {why}"
         raise OptionError(message, code="not-by-ranks", found=given[0])
 
 

@@ -83,17 +83,17 @@ def save_model(
     Parameters
     ----------
     model : torch.nn.Module
-        What to save: its `state_dict`.
+        The module, whose `state_dict` is saved.
     filename : str, bytes, os.PathLike, or an object with a ``write``
         As for `save_file`.
     metadata : dict of str to str, optional
-        Text to store beside the tensors. For each name that is left out, the name of the tensor that stands
-        for it is added, as upstream does. The dict itself does not change, unlike upstream's.
+        Text to store beside the tensors. For each omitted name, the name of its stored tensor is added, as
+        upstream does. Unlike upstream, the dict itself is not changed.
     force_contiguous : bool
-        Pack tensors that do not lie in C order. False refuses them.
+        Pack tensors that are not contiguous in C order. False refuses them.
     shared : {"drop", "error", "copy", "alias"}
-        What to do with tensors that share memory. ``"drop"``, as upstream, writes one of them, and notes the
-        other names in the metadata. The other values mean the same as for `save_file`.
+        What to do with tensors that share memory. ``"drop"``, as upstream, writes one of them, and records
+        the other names in the metadata. The other values mean the same as for `save_file`.
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does.
     **options
@@ -107,14 +107,13 @@ def save_model(
     Raises
     ------
     SharedMemoryError
-        Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
+        Tensors share memory, and no tensor covers all of it. It is a `RuntimeError` too.
     OSError, ValueError, TypeError, SaveError, StorageError
         As `save_file` does.
 
     Notes
     -----
-    Which names are kept is upstream's rule: of the tensors that hold the whole of a storage, the first by
-    name.
+    Upstream's rule decides which names are kept: the first by name of the tensors that cover a whole storage.
 
     Examples
     --------
@@ -147,21 +146,21 @@ def load_model(
     Parameters
     ----------
     model : torch.nn.Module
-        What to load into, by its `load_state_dict`, so that its hooks run.
+        The module to load into, by its `load_state_dict`, so that its hooks run.
     filename : str, bytes, os.PathLike, or an object to read from
         As for `load_file`.
     strict : bool
         Refuse a file that lacks a tensor of the module, or has one that the module lacks.
     device : str, int, torch.device, dict or callable
-        Where the tensors of the file go first, as for `load_file`.
+        Where the file's tensors are placed first, as for `load_file`.
     **options
-        What is loaded, and how: `ingot.typing.LoadOptions`.
+        Which tensors are loaded and how: `ingot.typing.LoadOptions`.
 
     Returns
     -------
     missing : set of str
-        The tensors of the module that the file lacks. One that shares the memory of another that the file has
-        is not missing.
+        The tensors of the module that the file lacks. A tensor is not missing if it shares memory with one in
+        the file.
     unexpected : list of str
         The tensors of the file that the module lacks, or has under another name already.
 
@@ -189,11 +188,11 @@ def load_model(
     chosen: Any = {name: given[name] for name in options}
     state = load_file(filename, device, shared="drop", **chosen)
     own = model.state_dict()
-    # Names whose tensor has another dtype in the module.
+    # The names whose tensor has another dtype in the module.
     converted = sorted(name for name, one in state.items() if name in own and own[name].dtype != one.dtype)
     result = into_model(model, state, strict, own)
     if converted:
-        way_out = "to keep that of the file, call `model.to(dtype)` first"
+        way_out = "to keep the file's dtype, call `model.to(dtype)` first"
         count = f"{len(converted)} tensors to the dtype of the module"
         warnings.warn(f"load_model converted {count}: {_few(converted)} — {way_out}", stacklevel=2)
     return result
@@ -205,7 +204,7 @@ def into_model(
     strict: bool,
     own: dict[str, torch.Tensor] | None = None,
 ) -> tuple[set[str], list[str]]:
-    """Load these tensors into `model`, and return the names that are missing and those that are unexpected.
+    """Load these tensors into `model`, and return the missing and the unexpected names.
 
     `own` is the model's `state_dict`, if the caller has it.
     """
@@ -216,7 +215,7 @@ def into_model(
     missing, unexpected = set(found.missing_keys), list(found.unexpected_keys)
     for name in dropped:
         missing.discard(name)
-        # Both names are in the file, and the module has but one tensor: one of the two was lost.
+        # Both names are in the file, but the module has only one tensor for them, so one value was lost.
         if name in state and name not in unexpected:
             unexpected.append(name)
     if strict and (missing or unexpected):
@@ -238,9 +237,9 @@ def duplicate_names(
 ) -> dict[str, list[str]]:
     """Return the names to drop for each name to keep, by upstream's rule.
 
-    Of the tensors on one storage those that cover it can be kept: the first by name, of `preferred_names`
-    where some are among them, else one that is not in `discard_names` where there is one. Where none covers
-    the storage, ``partial="error"`` refuses, and ``"keep"`` drops none.
+    A tensor can be kept if it covers the storage that it shares: the first by name, among `preferred_names`
+    if possible, otherwise not in `discard_names` if possible. If no tensor covers the storage,
+    ``partial="error"`` raises, and ``"keep"`` drops none.
     """
     preferred, discard = set(preferred_names or ()), set(discard_names or ())
     drop: dict[str, list[str]] = defaultdict(list)
@@ -260,7 +259,7 @@ def shared_storages(tensors: Mapping[str, torch.Tensor]) -> list[set[str]]:
     """Group names by storage, and by overlap within a storage."""
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, tensor in tensors.items():
-        # A state dict may have any value. Saving refuses values that are not tensors.
+        # A state dict may contain any value. Saving rejects values that are not tensors.
         if not isinstance(tensor, torch.Tensor) or not_plain(tensor) is not None:
             continue
         place = storage_ptr(tensor), storage_size(tensor)

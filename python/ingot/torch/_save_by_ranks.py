@@ -1,7 +1,7 @@
 """Write one checkpoint by many ranks: each element once, by a rank that holds it.
 
-On one machine all ranks fill the same files. Ranks of several machines cannot be sure that a file that two of
-them write holds what both wrote, so there each file has one writer, to whom the others send.
+On one machine all ranks fill the same files. On several machines, a file that two of them write may not
+contain both writes, so each file has one writer, and the other ranks send it their parts.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ class _Mine(NamedTuple):
 
     names: list[str] | None
     specs: list[Spec] | None
-    # For each tensor the number of its part.
+    # The number of the part of each tensor.
     kinds: Any
     parts: list[Part]
-    # Names that share a tensor, each with the one that is kept.
+    # The aliases, each with the name that is kept.
     shared: dict[str, str]
 
 
 class Looked(NamedTuple):
-    """The parts of tensors that a rank holds, and the names that share a tensor, each with the kept name."""
+    """The parts of tensors that a rank holds, and the aliases, each with the name that is kept."""
 
     held: dict[str, Held]
     shared: dict[str, str]
 
 
 def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> Looked:
-    """Return this rank's parts of DTensors, and its plain tensors; `shared` finds those with one memory.
+    """Return this rank's parts of DTensors, and its plain tensors; `shared` finds aliases.
 
-    Raises `SaveError` for a DTensor whose values are not there.
+    Raises `SaveError` for a DTensor whose memory does not have its values.
     """
     found: dict[str, Held] = {}
     ties: dict[Any, list[str]] = {}
@@ -107,11 +107,11 @@ class Together:
         self._peers = peers
         #: This rank's memory.
         self.local: dict[str, torch.Tensor] = {}
-        #: Of all ranks.
+        #: The specs of all ranks.
         self.specs: dict[str, Spec] = {}
-        #: Names that are not written, each with the name that is.
+        #: The names that are not written, each with the name of the tensor that is.
         self.shared: dict[str, str] = {}
-        #: Called with the bytes of each block that is written.
+        #: Called with the number of bytes after each block is written.
         self.moved: Callable[[int], None] = lambda nbytes: None
         with peers.step("looking at the tensors"):
             mine = self._look(look())
@@ -121,7 +121,7 @@ class Together:
             self.writers = self._writers()
 
     def keep(self, where: str | None) -> list[torch.Tensor]:
-        """Drop tensors that others write, copy the rest if `where` is not None, and return the rest."""
+        """Drop tensors that other ranks write, copy the rest if `where` is not None, and return the rest."""
         rank = self._peers.rank
         mine = {name: self.local[name] for name, writers in self.writers.items() if rank in dict(writers)}
         self.local = mine if where is None else copied(mine, where)
@@ -227,9 +227,9 @@ class Files(NamedTuple):
 
 
 def write_later(together: Together, files: Files, place: Place, how: Saving, peers: Peers) -> SaveFuture:
-    """Copy what this rank writes, and do as `write` in a thread. When this returns all ranks have agreed.
+    """Copy this rank's parts, and run `write` in a thread. All ranks have agreed when this returns.
 
-    The saves of a process follow one another, and what ranks were asked for in one order comes in it on each.
+    The saves of a process run in order, so the ranks run them in the same order.
     """
     snapshot = how.snapshot_of()
     with peers.step("copying the tensors"):
@@ -261,7 +261,7 @@ def write(
     peers: Peers,
     stage: Callable[[], None] = lambda: None,
 ) -> None:
-    """Write the files by all ranks, put them in place by the first, and raise on all where one fails.
+    """Write the files by all ranks, rename them on the first, and raise on all ranks if one fails.
 
     `stage` is called when no more is read of this rank's tensors.
     """
@@ -278,7 +278,7 @@ def write(
             ):
                 fill(paths, tell)
         except BaseException as fault:
-            # A failure that the others do not know, since no step was under way in which all ranks agree.
+            # A failure that the other ranks do not know of, since it was outside a common step.
             if not isinstance(fault, RankError) and not fill.is_under_way:
                 peers.agree(fault, saving)
             raise

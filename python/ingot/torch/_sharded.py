@@ -66,7 +66,7 @@ def save_sharded(
     background: bool = False,
     **options: Unpack[CopyOptions],
 ) -> ingot.SaveFuture | None:
-    """Save tensors to a directory, in several files where they are too large for one.
+    """Save tensors to a directory, in several files if they are too large for one.
 
     The files, their names and the index equal huggingface_hub's ``save_torch_state_dict``, byte
     for byte, so that every program that reads its checkpoints reads these.
@@ -74,19 +74,18 @@ def save_sharded(
     Parameters
     ----------
     tensors : dict of str to torch.Tensor
-        What to save, such as a state dict. Of tensors that share memory the one that holds all of it is
-        written, and the other names are noted in the metadata with the name of that tensor, as
-        `save_model` does.
+        What to save, such as a state dict. Of tensors that share memory, the one that covers all of it is
+        written, and the metadata records the other names with the name of that tensor, as `save_model` does.
     destination : str, bytes or os.PathLike
-        Where to write: a directory, which is made if it is not there.
+        Where to write: a directory, which is created if it does not exist.
     max_shard_size, filename_pattern
         How many bytes a file may hold, and its name: `ingot.typing.ShardOptions`.
     metadata : dict of str to str, optional
-        Text to store in the index; in the file, where there is only one.
+        Text to store in the index, or in the file if there is only one.
     process_group : torch.distributed.ProcessGroup, optional
-        The ranks that save together, where tensors are DTensors or have the attributes of torch's
-        ``CheckpointableTensor``: all by default. All of them call this, with
-        the same options. If it is given, they do so for tensors of any kind.
+        The ranks that save together if tensors are DTensors or have the attributes of torch's
+        ``CheckpointableTensor``: by default all ranks. All of them call this, with the same options. If a
+        group is passed, they save together for tensors of any kind.
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. For a `snapshot`, a rank
         copies only the parts of DTensors and the replicas that it writes.
@@ -100,42 +99,43 @@ def save_sharded(
     Returns
     -------
     None or ingot.SaveFuture
-        The future of a save in the background, whose result is None. Where ranks save together, it raises on
-        all of them where one fails, and cannot be cancelled.
+        The future of a background save, whose result is None. If ranks save together, it raises on all of
+        them if one fails, and cannot be cancelled.
 
     Raises
     ------
     RankError
-        Another rank failed, is gone, or has another dtype or shape for a name. The old checkpoint is whole.
+        Another rank failed, was lost, or has another dtype or shape for a name. The old checkpoint is
+        unchanged.
     FileExistsError
         A file of a checkpoint is at `destination`, and `overwrite` is not set.
     OSError
         The directory cannot be made or written to.
     StorageError
-        Writing a file failed, or another save to the directory is under way (``code`` is ``"busy"``).
+        Writing a file failed, or another save to the directory is in progress (``code`` is ``"busy"``).
     SharedMemoryError
-        Tensors share memory, and none of them holds all of it. It is a `RuntimeError` too.
+        Tensors share memory, and no tensor covers all of it. It is a `RuntimeError` too.
     ValueError, TypeError, SaveError
         As `save_file` does.
     OptionError
-        `max_shard_size` is no such size, or `filename_pattern` is no name with one ``{suffix}``.
+        `max_shard_size` is not a valid size, or `filename_pattern` is not a name with one ``{suffix}``.
 
     Notes
     -----
     **DTensors** (FSDP2, tensor and expert parallel) are written by the ranks that hold them, each element by
-    one, and the files are byte for byte those that one process would write of the whole tensors. Names that
-    only some ranks have, as for pipeline stages, are saved too. On one machine all ranks write to all
-    files; of several machines each file is written by one rank, to which the others send, 96 MiB at a time at
-    most. The first rank puts the files in place after each has been flushed by its writer. In the background
-    the ranks use connections of their own (gloo), so that the program's collectives may continue. They agree
-    on the plan before the call returns, which raises if they cannot.
+    one rank, and the files are byte for byte those that one process would write for the whole tensors. Names
+    that only some ranks have, as for pipeline stages, are saved too. On one machine all ranks write to all
+    files. On several machines each file is written by one rank, to which the others send their parts, at most
+    96 MiB at a time. The first rank renames the files after each has been flushed by its writer. In the
+    background the ranks use connections of their own (gloo), so that the program's collectives may continue.
+    They agree on the plan before the call returns, and the call raises if they cannot.
 
-    The index is written last. If the save fails or the power does, the directory holds the old checkpoint or
-    the new one, whole: files are written under other names first, and where the old checkpoint has files of
-    the same names, its index is pointed to hard links of them meanwhile. Only on a file system without hard
-    links is there a moment, while files are renamed, in which neither is whole. What an interrupted save left
-    behind, the next one removes, in directories beside this one too whose names differ in numbers only. A
-    save holds a lock on the directory: a second one waits for up to a minute.
+    The index is written last. If the save fails or power is lost, the directory holds the whole old
+    checkpoint or the whole new one: files are written under temporary names first, and if the old checkpoint
+    has files of the same names, its index is pointed to hard links of them during the save. Only on a file
+    system without hard links neither is complete while files are renamed. The next save removes leftovers of
+    an interrupted one, also in directories beside this one whose names differ in numbers. A save locks the
+    directory: a second one waits for up to a minute.
 
     Examples
     --------
@@ -183,12 +183,12 @@ def _are_distributed(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _check_has_ranks(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise for parts of tensors if there are no other ranks that could have the rest."""
+    """Raise for parts of tensors if no other ranks could have the rest."""
     if has_group():
         return
     name = next((name for name, tensor in tensors.items() if is_distributed(tensor)), "")
     way_out = "call `torch.distributed.init_process_group` first"
-    reason = f"it is a part of a tensor, and there are no ranks that have the rest: {way_out}"
+    reason = f"it is a part of a tensor, and there are no other ranks for the rest: {way_out}"
     raise located(SaveError, reason, code="no-values", tensor=name)
 
 
@@ -208,7 +208,7 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     names, of_file, of_index = planned(place, sizes, homes, limit, how.metadata or {}, shared)
     if how.background and where == "device":
         tensors = copied(tensors, where)
-    # Tensors that share memory are left out already.
+    # Aliases have been left out already.
     prefix, new = new_prefix(), how._replace(overwrite=True, metadata=of_file)
     inner = {file: {name: tensors[name] for name in inside} for file, inside in names.items()}
     files = {
@@ -236,7 +236,7 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
 def _save_together(
     asked: Callable[[], _Asked], process_group: torch.distributed.ProcessGroup | None
 ) -> ingot.SaveFuture | None:
-    """Save tensors that ranks hold parts of. All ranks call this. `asked` checks a rank's arguments."""
+    """Save tensors of which ranks hold parts. All ranks call this. `asked` checks a rank's arguments."""
     # Imported here: most saves are of one process.
     from ingot._ranks.peers import Peers
 
@@ -271,7 +271,7 @@ def _save_together(
 
 
 def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Return the names that are not written, each with the name of the tensor that is."""
+    """Return the names that are not written, each with the name of its written tensor."""
     return {dropped: kept for kept, others in duplicate_names(tensors).items() for dropped in others}
 
 

@@ -1,7 +1,7 @@
 """Find tensors that share memory, and store them once under several names.
 
-The file holds one tensor of each group that shares memory. The metadata records the places of the others in
-it (FORMAT.md, "Shared tensors").
+The file contains one tensor of each group that shares memory. The metadata records the positions of the
+others in it (FORMAT.md, "Shared tensors").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_DIMS = 64
 
 
 def views_among(tensors: Mapping[str, torch.Tensor]) -> Views:
-    """Return the tensors that need not be stored, each with its place in a stored one.
+    """Return the aliases, each with its position in a stored tensor.
 
     Raises `SharedMemoryError` for tensors that share memory if none of them covers it, since the others could
     not be restored from one of them.
@@ -83,7 +83,7 @@ def _place(name: str, whole: str, tensors: Mapping[str, torch.Tensor]) -> dict[s
 
 
 def restore(tensors: dict[str, torch.Tensor], views: Views) -> None:
-    """Add `views` to `tensors`, on the memory of those that are there."""
+    """Add `views` to `tensors`, on the memory of existing tensors."""
     for name, place in views.items():
         tensors[name] = _view(tensors[place["of"]], place)
 
@@ -95,10 +95,10 @@ def _view(base: torch.Tensor, place: dict[str, Any]) -> torch.Tensor:
 
 
 def refuse_shared(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise `SharedMemoryError` where two of the tensors have a byte in common.
+    """Raise `SharedMemoryError` if two of the tensors have a byte in common.
 
-    Views of one storage that only lie between each other, such as the parts of ``weight.chunk(3, dim=1)``,
-    share nothing. Upstream refuses those as well, because it refuses every tensor that is not contiguous.
+    Interleaved views of one storage, such as the parts of ``weight.chunk(3, dim=1)``, share no byte. Upstream
+    rejects those as well, because it rejects every tensor that is not contiguous.
     """
     for names in crowds(tensors):
         pair = first_pair(names, tensors)

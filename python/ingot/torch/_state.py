@@ -1,4 +1,4 @@
-"""Training states of torch: modules are filled in place, and optimizers have names for their parameters."""
+"""Training states of torch: modules are filled in place, optimizer states have names of parameters."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _names(live: Live, restoring: Restoring) -> optimizers.Names | None:
 
 
 def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> None:
-    """Plan to fill the tensors of a module in place, if the names and shapes of the file are its own."""
+    """Plan to fill the tensors of a module in place, if the names and shapes in the file match."""
     if not isinstance(live.state, Mapping):
         reason = f"expected the state of a {type(module).__name__}, found a {type(live.state).__name__}"
         raise fault(restoring.shown, live.path, reason, "state-names")
@@ -138,7 +138,7 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the tensors of a module by name: none if its `state_dict` returns copies."""
+    """Return the tensors of a module by name; empty if its `state_dict` returns copies."""
     try:
         return tensors_of(module)
     except DestinationError:
@@ -148,7 +148,7 @@ def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 def _changes_states(module: torch.nn.Module) -> bool:
     """Return whether `load_state_dict` of a module may take other names and shapes than it has.
 
-    Modules of torch itself only fill in what older versions did not store.
+    The hooks of torch's own modules only add values that older versions did not store.
     """
     return any(map(_has_hooks, module.modules())) or not _own_tensors(module)
 
@@ -160,7 +160,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _plan_optimizer(live: Live, restoring: Restoring) -> None:
-    """Compare the state of an optimizer with its parameters, and plan where it is loaded to."""
+    """Compare the state of an optimizer with its parameters, and plan its destinations."""
     optimizer, names = live.value, _names(live, restoring)
     try:
         state = optimizers.by_place(optimizer, live.state, names)

@@ -29,11 +29,11 @@ DTYPES: dict[str, torch.dtype] = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _layout, _dtype = attrgetter("layout"), attrgetter("dtype")
-# As checkers see it, a symbol may come of it, as it does of no tensor with values.
+# Type checkers see a possible symbol, but tensors with values have none.
 _storage_offset: Any = torch.Tensor.storage_offset
 _from_dlpack = torch._C._from_dlpack
 _to_dlpack = torch._C._to_dlpack
-# C functions, where this torch has them: no capsule, and no call of Python, for each tensor.
+# C functions, if this torch has them: they need no capsule, and no call of Python, for each tensor.
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
@@ -46,7 +46,7 @@ PLAIN_CLASSES = {torch.Tensor, torch.nn.Parameter}
 
 
 def not_plain(tensor: torch.Tensor) -> str | None:
-    """Return why a tensor has no bytes to store, and after a colon what to save instead. None if it has."""
+    """Return why a tensor has no bytes to store, and after a colon the remedy. None if it has bytes."""
     if _dispatch(type(tensor)) is not _dispatch(torch.Tensor):
         return _wrapped(tensor)
     if isinstance(tensor, torch.nn.UninitializedParameter | torch.nn.UninitializedBuffer):
@@ -56,12 +56,12 @@ def not_plain(tensor: torch.Tensor) -> str | None:
     if tensor.layout is not torch.strided:
         return f"a tensor of layout {tensor.layout} has no plain memory: save `.to_dense()`"
     if tensor.is_nested:
-        return "a nested tensor has no shape of its own: save what `.unbind()` gives"
+        return "a nested tensor has no shape of its own: save the results of `.unbind()`"
     if tensor.is_meta:
         return "a meta tensor has no values: load or initialise it before saving"
     if _functorch.is_functorch_wrapped_tensor(tensor):
         kind = "a tensor inside of a transform (vmap, grad, jvp, functionalize)"
-        return f"{kind} has no values of its own: return it, and save what the transform gives"
+        return f"{kind} has no values of its own: return it, and save the result of the transform"
     if tensor._is_zerotensor():
         return "an efficient zero tensor has no memory: make a plain one by `+ torch.zeros(())`"
     return _without_memory(tensor)
@@ -93,7 +93,7 @@ def _dispatch(kind: Any) -> object:
 
 
 def _wrapped(tensor: Any) -> str:
-    """Return the remedy for a tensor whose class keeps its values elsewhere."""
+    """Return the remedy for a tensor whose class stores its values elsewhere."""
     kind: Any = type(tensor)
     if hasattr(tensor, "full_tensor"):
         way_out = "or save `.full_tensor()`, or `.to_local()` in a file per rank"
@@ -200,7 +200,7 @@ def _part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def storable(name: str, tensor: torch.Tensor) -> str:
-    """Return the code of the tensor's dtype. Raises `SaveError` if it cannot be stored as it is."""
+    """Return the code of the tensor's dtype. Raises `SaveError` if it cannot be stored."""
     if not isinstance(tensor, torch.Tensor):
         raise not_a_tensor(name, tensor, "a torch.Tensor")
     reason = not_plain(tensor)
@@ -214,7 +214,7 @@ def storable(name: str, tensor: torch.Tensor) -> str:
 
 
 def refuse_strided(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Raise `SaveError` where a tensor does not lie in C order. It begins as upstream's error does."""
+    """Raise `SaveError` if a tensor is not contiguous in C order. The message begins like upstream's."""
     values = tensors.values()
     # With `map`, so that no Python function runs per tensor if all are contiguous.
     if (
@@ -249,11 +249,11 @@ def _tensors(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _places(tensors: list[torch.Tensor]) -> tuple[list[Any], list[int]] | None:
-    """Return the places of the elements of these tensors, or None if one is a lazy negation.
+    """Return the storages and positions of these tensors, or None if one is a lazy negation.
 
-    That is the storage, and how many elements the tensor leaves out before its first: a storage may have been
-    freed or shrunk, which DLPack does not report, nor lazy negation. Uses `map`, so that no Python
-    function runs per tensor.
+    The position is the number of elements in the storage before the tensor. The storage is needed because it
+    may have been freed or shrunk, which DLPack does not report; nor does it report lazy negation. Uses `map`,
+    so that no Python function runs per tensor.
     """
     if any(map(torch.Tensor.is_neg, tensors)):
         return None
@@ -269,7 +269,7 @@ def _are_stored(tensors: list[torch.Tensor]) -> bool:
 def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
     """Return whether this torch exports and imports `dtype` by DLPack.
 
-    The answer is kept, so it must not depend on where it is asked: under another default device, in a mode.
+    The result is cached, so it must not depend on the context: a default device, a mode.
     """
     with undisturbed():
         try:
@@ -279,7 +279,7 @@ def _crosses_by_dlpack(dtype: torch.dtype) -> bool:
 
 
 def _resolve(code: str) -> Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor] | None:
-    """Return None if DLPack has the dtype, else a function that makes the tensor from bytes."""
+    """Return None if DLPack has the dtype, otherwise a function that makes the tensor from bytes."""
     dtype = DTYPES.get(code)
     if dtype is None:
         raise lacks(f"torch {torch.__version__}", code)

@@ -57,7 +57,7 @@ def command(
 
 
 def _selected(path: str, keys: tuple[str, ...], excepted: tuple[str, ...]) -> list[str] | None:
-    """Return the names that the patterns select; None for all."""
+    """Return the names that the patterns select. None for all names."""
     if not (keys or excepted):
         return None
     source = opened(path)

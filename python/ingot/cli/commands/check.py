@@ -25,8 +25,9 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
     Checks all rules of the format, including those that readers do not enforce (FORMAT.md, "Leniency"), the
     alignment of tensors, and the digests in the names of files in the Hugging Face cache.
 
-    All of several paths are checked. A file that cannot be read has an error instead of problems. The exit
-    status is the greatest of all: 2 if a path cannot be opened. --quiet prints the paths with problems.
+    With several paths, all of them are checked. A file that cannot be read has an error instead of problems.
+    The exit status is the greatest of all: 2 if a path cannot be opened. --quiet prints the paths with
+    problems.
     """
     every: list[Check] = []
     greatest = 0

@@ -17,7 +17,7 @@ from ingot.cli.sources import opened
 
 _VARIABLES = ("INGOT_BACKEND", "INGOT_DURABLE", "INGOT_COMPAT", "NO_COLOR")
 _COLUMNS = (Column("what"), Column("found"), Column("note"))
-# Beside what the extras name, what decides how ingot and its peers behave.
+# Packages besides the extras that affect ingot and its peers.
 _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 

@@ -72,7 +72,7 @@ def command(
         raise click.UsageError(f"--output takes one tensor, found {len(infos):,}: --directory takes several")
     files = distinct([info.name for info in infos], kind)
     paths = [output] if output is not None else [os.path.join(directory or ".", file) for file in files]
-    # All refusals before the first file is written.
+    # All errors are raised before the first file is written.
     targets = [arguments.target(one, to.existing) for one in paths]
     if not to.dry_run:
         with bar(to.screen, "Exporting") as tell:
@@ -117,10 +117,10 @@ def distinct(names: list[str], suffix: str) -> list[str]:
 
 def _stem(name: str) -> str:
     """Return `name` with %XX for all but the letters and digits of ASCII, ``-``, ``_`` and ``.``."""
-    # `quote` leaves `~` as it is, which a shell does not.
+    # `quote` does not escape `~`, which a shell expands.
     stem = quote(name, safe="", errors="surrogatepass").replace("~", "%7E")
     if stem.startswith(".") or not stem:
-        # Neither hidden nor a directory.
+        # The name must not be hidden, and not name a directory.
         stem = "%2E" + stem[1:] if stem else "%00"
     if stem.partition(".")[0].lower() in _DEVICES:
         stem = f"%{ord(stem[0]):02X}{stem[1:]}"
@@ -134,5 +134,5 @@ def _cut(stem: str) -> str:
     if len(stem) <= _LONGEST:
         return stem
     cut = stem[:_LONGEST]
-    # Not within %XX.
+    # Do not cut inside %XX.
     return cut[: cut.rindex("%")] if "%" in cut[-2:] else cut

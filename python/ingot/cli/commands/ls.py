@@ -54,7 +54,7 @@ def command(
     if screen.as_json:
         screen.answer({"tensors": [described(source, info) for info in infos]})
     elif long:
-        # On a terminal the file is worth its room only where there are several.
+        # On a terminal the column of files is only shown if there are several.
         places = _PLACES[:-1] if screen.is_terminal and len(source.files) == 1 else _PLACES
         columns = (*_LONG, *places)
         screen.table(columns, (row[: len(columns)] for row in _long_rows(screen, source, infos)))
@@ -93,7 +93,7 @@ class _Shapes(dict["tuple[int, ...] | None", str]):
 
 
 def _rows(infos: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
-    # Without a line of Python for each of 500,000.
+    # This avoids Python code for each of 500,000 tensors.
     shapes = map(_Shapes().__getitem__, map(attrgetter("shape"), infos))
     return zip(map(attrgetter("name"), infos), map(attrgetter("dtype"), infos), shapes, strict=True)
 

@@ -40,6 +40,6 @@ def command(screen: Screen, path: str) -> int:
 
 
 def _size(info: TensorInfo, bits: int) -> int:
-    # Quantised tensors keep their size.
+    # Quantised tensors are not converted, so they keep their size.
     is_float = info.dtype in checks.FLOATS
     return -(-info.parameter_count * bits // 8) if is_float else info.nbytes

@@ -181,7 +181,7 @@ def _parsed(text: str | bytes, where: str) -> dict[str, str]:
         found = json.loads(text, object_pairs_hook=_distinct)
     # UnicodeDecodeError is a ValueError; deeply nested brackets raise RecursionError.
     except (ValueError, RecursionError) as error:
-        raise click.UsageError(f"{where}: is no JSON: {error}") from None
+        raise click.UsageError(f"{where}: is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise click.UsageError(f"{where}: expected a JSON object, found {type(found).__name__}")
     for key, value in found.items():
@@ -211,7 +211,7 @@ def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str]
     before, texts = source.metadata(), source.texts()
     for key in before.keys() - texts.keys():
         if key in gone or pairs.get(key, before[key]) != before[key]:
-            raise click.UsageError(f"{shown(path)}: `{shown(key)}` is no text, and says what the files are")
+            raise click.UsageError(f"{shown(path)}: `{shown(key)}` is not text, but must be")
     new = {key: text for key, text in pairs.items() if before.get(key) != text}
     removed = [key for key in gone if key in before]
     outcome = "dry-run" if dry_run else "unchanged"

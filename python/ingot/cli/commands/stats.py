@@ -1,4 +1,4 @@
-"""``ingot stats``: what the values of tensors are."""
+"""``ingot stats``: statistics of the values of tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ingot PATH``: what a file is, on one screen."""
+"""``ingot PATH``: a summary of a file, on one screen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingot.cli.sources import looked_into
 if TYPE_CHECKING:
     from ingot.cli.sources import Looked, Row
 
-# Of each list, so that all of it stays on a screen of 24 lines.
+# The most items of each list, so that the summary fits on a screen of 24 lines.
 _LINES = 5
 _LABEL = 12
 
@@ -26,7 +26,7 @@ class Totals(NamedTuple):
     parameters: int = 0
     nbytes: int = 0
     unsized: int = 0
-    """Tensors that cannot be converted, of which no size is known. The sums are without them."""
+    """Tensors that cannot be converted, whose size is unknown. They are not in the sums."""
 
     def plus(self, tensors: int, info: Row) -> Totals:
         """Return the totals with `tensors` more tensors like `info`."""
@@ -64,7 +64,7 @@ def command(screen: Screen, path: str) -> int:
 
 def _totals(infos: Sequence[Row]) -> dict[str, Totals]:
     """Return the totals of each dtype, the largest first."""
-    # Of 20,000 tensors few differ in dtype and shape.
+    # Of 20,000 tensors, only a few differ in dtype and shape.
     kinds = list(map(attrgetter("dtype", "shape"), infos))
     alike = dict(zip(kinds, infos, strict=True))
     counts = Counter(kinds)
@@ -125,7 +125,7 @@ def _modules(infos: Sequence[Row]) -> list[str]:
     sizes: Counter[str] = Counter()
     for info in infos:
         sizes[info.name.partition(".")[0]] += info.nbytes or 0
-    # A list of single tensors is no list of modules.
+    # A list of single tensors is not a list of modules.
     if not 1 < len(sizes) < len(infos):
         return []
     return _first([f"{name}: {nbytes(size)}" for name, size in sizes.most_common()], "module")

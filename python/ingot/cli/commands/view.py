@@ -105,7 +105,7 @@ def _serve(screen: Screen, shelf: Shelf, port: int, no_browser: bool) -> None:
 
     server = Server(shelf, port)
     try:
-        # Ctrl-C is how it ends, and may come as soon as the address is out.
+        # Ctrl-C ends the server, and may come as soon as the address is printed.
         with suppress(KeyboardInterrupt):
             screen.answer({"url": server.url})
             screen.result(server.url)

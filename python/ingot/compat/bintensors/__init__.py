@@ -1,11 +1,10 @@
-"""The names of bintensors 0.2, for programs that import ``ingot.compat.bintensors`` in its place.
+"""The names of bintensors 0.2, for programs that import ``ingot.compat.bintensors`` instead.
 
 >>> from ingot.compat.bintensors.numpy import save_with_checksum
 >>> digest, file = save_with_checksum({"a": numpy.arange(4)})
 
-Files are written in the bintensors format, with the bytes that bintensors writes. Loading accepts both
-formats.
-`ingot.compat.install` leaves ``import bintensors`` as it is.
+Files are written in the bintensors format, byte for byte as bintensors writes them. Loading accepts both
+formats. `ingot.compat.install` does not change ``import bintensors``.
 """
 
 from __future__ import annotations
