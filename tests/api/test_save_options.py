@@ -33,7 +33,7 @@ NEW_OPTION = {
         ("    checksums: Checksums\n", "    mode: int | None\n"),
     ],
     "_base/options.py": [
-        ("    # None if the caller gave none.\n", "    mode: int | None = None\n"),
+        ("    # None if the caller passed none.\n", "    mode: int | None = None\n"),
         ('    "metadata": checks.texts,\n', '    "mode": partial(checks.counted, "mode"),\n'),
     ],
     "_write/save.py": [
