@@ -7,7 +7,7 @@ use ingot_format::{
     Entry, Format, FormatError, Header, Layout, Limits, layout, saturating_usize, to_u64, to_usize,
 };
 use ingot_io::binding::{LocalFile, ReadAt, hash_range, read_header, read_runs};
-use ingot_io::{Algorithm, Digest, Error, Watch};
+use ingot_io::{Algorithm, Digest, Error, Failure, Watch};
 #[cfg(feature = "remote")]
 use ingot_io::{RemoteOptions, binding::url_source};
 
@@ -87,8 +87,8 @@ impl Definition {
 /// ```
 ///
 /// # Errors
-/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] if the file was written to during the call; [`Error::Header`]
-/// if a definition needs tensors and the file has none; [`Error::Interrupted`].
+/// [`Failure::Open`]; [`Failure::Read`]; [`Failure::Changed`] if the file was written to during the call; [`Failure::Header`]
+/// if a definition needs tensors and the file has none; [`Failure::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
     hash_source(&LocalFile::open(path)?, path, definition, watch)
 }
@@ -162,10 +162,7 @@ fn sshs_legacy(
     path: &Path,
     watch: &dyn Watch,
 ) -> Result<Digest, Error> {
-    let new = laid_out_again(header).map_err(|fault| Error::Unstorable {
-        path: Some(path.to_owned()),
-        fault,
-    })?;
+    let new = laid_out_again(header).map_err(|fault| Failure::Unstorable(fault).about(Some(path), None))?;
     let entries: Vec<Entry<'_>> = header.entries().collect();
     let mut window = Vec::with_capacity(AUTO_V1_NBYTES);
     let head = new

@@ -412,5 +412,5 @@ fn progress_is_told_up_to_all_and_an_interruption_heard() {
     );
     assert!(told.is_sorted(), "{told:?}");
     assert_eq!(told.last(), Some(&(total, total)));
-    assert!(matches!(watched(0).0, Err(Error::Interrupted)));
+    assert!(watched(0).0.as_ref().is_err_and(Error::is_interrupted));
 }

@@ -16,7 +16,7 @@ use ingot_format::{Dtype, Format, Header, SHARED_KEY, ShardIndex, natural_order}
 
 pub(crate) use shards::{Shards, Store};
 
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};
 use crate::watch::{Unwatched, Watch};
 use aliases::{Alias, Aliases};
@@ -29,7 +29,7 @@ use aliases::{Alias, Aliases};
 ///
 /// The shards of a directory are opened with the index, so that they are read as they were then. If there are more than 48,
 /// each is opened when it is read, and the shards that were opened last stay open. Reading a shard fails with
-/// [`Error::Changed`] if another file has its name by then, or if the file was written to. The only file of a checkpoint
+/// [`Failure::Changed`] if another file has its name by then, or if the file was written to. The only file of a checkpoint
 /// stays open.
 ///
 /// ```
@@ -208,16 +208,15 @@ impl Checkpoint {
     /// Returns file `number`, and opens it if it is not open.
     ///
     /// # Errors
-    /// As [`Archive::open`]; [`Error::Open`] if there are fewer files; [`Error::Changed`] if the file was changed or replaced
-    /// since the checkpoint was opened; [`Error::Checkpoint`] if it does not hold exactly the tensors that the index names.
+    /// As [`Archive::open`]; [`Failure::Open`] if there are fewer files; [`Failure::Changed`] if the file was changed or
+    /// replaced since the checkpoint was opened; [`Failure::Checkpoint`] if it does not hold exactly the tensors that the
+    /// index names.
     pub fn file(&self, number: usize) -> Result<&Archive, Error> {
         match &self.files {
             _ if number >= self.files() => {
                 let fault = format!("it has no file {number}: expected less than {}", self.files());
-                Err(Error::Open {
-                    path: self.path().map(Path::to_owned).unwrap_or_default(),
-                    source: io::Error::new(io::ErrorKind::InvalidInput, fault),
-                })
+                let fault = io::Error::new(io::ErrorKind::InvalidInput, fault);
+                Err(Failure::Open(fault).about(self.path(), None))
             }
             Contents::File(archive) => Ok(archive),
             Contents::Shards(shards) => shards.shard(number),
@@ -236,7 +235,7 @@ impl Checkpoint {
     /// Opens all files in parallel, so that later calls do not wait for it.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Interrupted`].
+    /// As [`Checkpoint::file`]; [`Failure::Interrupted`].
     pub fn prepare_all(&self, watch: &dyn Watch) -> Result<(), Error> {
         self.open_files(&(0..self.files()).collect::<Vec<_>>(), watch)
     }
@@ -287,7 +286,7 @@ impl Checkpoint {
     /// name, or are parts of stored tensors.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Shared`]; [`Error::Interrupted`].
+    /// As [`Checkpoint::file`]; [`Failure::Shared`]; [`Failure::Interrupted`].
     #[doc(hidden)]
     pub fn aliases(&self, watch: &dyn Watch) -> Result<&[Alias], Error> {
         Ok(&self.table(watch)?.all)
@@ -296,11 +295,11 @@ impl Checkpoint {
     /// Return whether this is an alias. A broken record has none; reading by a name that is not stored reports it.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Interrupted`].
+    /// As [`Checkpoint::file`]; [`Failure::Interrupted`].
     #[doc(hidden)]
     pub fn is_alias(&self, name: &str, watch: &dyn Watch) -> Result<bool, Error> {
         match self.table(watch) {
-            Err(Error::Shared { .. }) => Ok(false),
+            Err(fault) if matches!(fault.failure(), Failure::Shared(_)) => Ok(false),
             table => Ok(table?.id(name).is_some()),
         }
     }
@@ -357,8 +356,8 @@ impl Checkpoint {
     /// Returns the tensor `name`. An alias (the metadata key `ingot.shared`) returns its tensor, or its part of a tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the most similar name, and as [`Checkpoint::file`]. If no tensor is stored under the
-    /// name, all files are opened, and [`Error::Shared`] reports a broken record of aliases.
+    /// [`Failure::UnknownTensor`], with the most similar name, and as [`Checkpoint::file`]. If no tensor is stored under the
+    /// name, all files are opened, and [`Failure::Shared`] reports a broken record of aliases.
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         self.tensor(self.id(name)?)
     }
@@ -366,7 +365,7 @@ impl Checkpoint {
     /// Returns the tensors of these names, and opens their files in parallel.
     ///
     /// # Errors
-    /// As [`Checkpoint::find`]; [`Error::Interrupted`].
+    /// As [`Checkpoint::find`]; [`Failure::Interrupted`].
     pub fn find_all(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<Tensor<'_>>, Error> {
         // Without an index there is only one file.
         let files = match self.index() {
@@ -392,7 +391,7 @@ impl Checkpoint {
     /// shards. The only file of a checkpoint without an index may lack the tensor.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`] of a checkpoint with an index, and as [`Checkpoint::aliases`].
+    /// [`Failure::UnknownTensor`] of a checkpoint with an index, and as [`Checkpoint::aliases`].
     pub fn file_of(&self, name: &str, watch: &dyn Watch) -> Result<usize, Error> {
         let Some(index) = self.index() else {
             return Ok(0);
@@ -413,11 +412,8 @@ impl Checkpoint {
             Contents::File(archive) => return archive.unknown(name),
             Contents::Shards(shards) => shards.index(),
         };
-        Error::UnknownTensor {
-            path: self.path().map(Path::to_owned),
-            tensor: name.to_owned(),
-            nearest: nearest(index.entries().map(|entry| entry.0), name),
-        }
+        let nearest = nearest(index.entries().map(|entry| entry.0), name);
+        Failure::UnknownTensor { nearest }.about(self.path(), Some(name))
     }
 
     /// Return the file and the number of the tensor `name`.
@@ -445,8 +441,8 @@ impl Checkpoint {
     /// Return the tensor that [`Checkpoint::id`] found.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::UnknownTensor`] if the file has no tensor of this number; [`Error::Shared`] for an
-    /// alias that cannot be read by itself.
+    /// As [`Checkpoint::file`]; [`Failure::UnknownTensor`] if the file has no tensor of this number; [`Failure::Shared`] for
+    /// an alias that cannot be read by itself.
     #[doc(hidden)]
     pub fn tensor(&self, id: TensorId) -> Result<Tensor<'_>, Error> {
         let file = self.file(id.file)?;
@@ -455,11 +451,8 @@ impl Checkpoint {
         }
         let alias = self.aliases.get().and_then(|known| known.tensor(file, id.number));
         alias.unwrap_or_else(|| {
-            Err(Error::UnknownTensor {
-                path: file.path().map(Path::to_owned),
-                tensor: format!("#{}", id.number),
-                nearest: None,
-            })
+            let name = format!("#{}", id.number);
+            Err(Failure::UnknownTensor { nearest: None }.about(file.path(), Some(&name)))
         })
     }
 

@@ -22,7 +22,7 @@
 //! ([`Region::to_vec`]), or open the file with [`Backend::Pread`], which reads in parallel into private memory.
 //!
 //! ```
-//! use ingot_io::{Archive, Backend, OpenOptions};
+//! use ingot_io::{Archive, Backend, Failure, OpenOptions};
 //! # use ingot_io::{Dtype, TensorView, serialize_to_file};
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
@@ -39,7 +39,8 @@
 //! assert_eq!((bytes.len(), numbers), (16, &[1.0, 2.0, 3.0, 4.0][..]));
 //!
 //! let missing = archive.read("weights").unwrap_err();
-//! assert_eq!(missing.code(), "unknown-tensor");
+//! assert_eq!((missing.tensor(), missing.code()), (Some("weights"), "unknown-tensor"));
+//! assert!(matches!(missing.failure(), Failure::UnknownTensor { .. }));
 //! assert!(missing.to_string().ends_with("did you mean `weight`?"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -202,7 +203,7 @@ mod writer;
 pub use checkpoint::Checkpoint;
 pub use digest::{Algorithm, Digest, Unequal};
 pub use edit::{Edited, MetadataChange, replace_tensor, update_metadata};
-pub use error::{CheckpointFault, EditError, Error};
+pub use error::{CheckpointFault, EditError, Error, Failure};
 pub use file::{Archive, MemorySource, Source, Tensor};
 pub use memory::{BorrowError, Plain, Region};
 pub use options::{Backend, CheckpointOptions, OpenOptions, Reach, ReadOptions, Replace, SaveOptions};

@@ -26,7 +26,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// std::fs::write(&file, "abc")?;
 /// let cancelled = Cancelled(AtomicBool::new(true));
 /// let outcome = hash(file.path(), Algorithm::Blake3, &cancelled);
-/// assert!(matches!(outcome, Err(Error::Interrupted)));
+/// assert!(outcome.as_ref().is_err_and(Error::is_interrupted));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Watch: Sync {

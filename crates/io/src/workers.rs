@@ -144,7 +144,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     let first: Vec<T> = tasks.by_ref().take(reading.threads).collect();
     let threads = first.len();
     let tasks = Mutex::new(first.into_iter().chain(tasks));
-    let team = Team::new(total, watch, || Failure::Interrupted.into());
+    let team = Team::new(total, watch);
     let step = || {
         let task = if team.stopped() {
             None
@@ -204,7 +204,7 @@ pub(crate) fn of_directory() -> Reading {
 ///
 /// # Errors
 /// The error of the first number, in their order, that fails; later work that has not begun is dropped.
-/// [`Error::Interrupted`].
+/// [`Failure::Interrupted`].
 pub(crate) fn in_parallel<T: Send + Sync>(
     reading: Reading,
     numbers: &[usize],
@@ -226,7 +226,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     for outcome in done.into_iter().filter_map(OnceLock::into_inner) {
         match outcome {
             // It was stopped because another failed, or because the watch stopped the call.
-            Err(error) if error.code() == Error::Interrupted.code() => {}
+            Err(error) if error.is_interrupted() => {}
             outcome => made.push(outcome?),
         }
     }
@@ -243,12 +243,11 @@ pub(crate) struct Team<'w, E> {
     done: AtomicU64,
     stop: AtomicBool,
     failure: Mutex<Option<E>>,
-    interrupted: fn() -> E,
 }
 
-impl<'w, E: Send> Team<'w, E> {
-    /// Before any work of `total` bytes. `interrupted` is what the outcome is when `watch` wants no more.
-    pub(crate) fn new(total: u64, watch: &'w dyn Watch, interrupted: fn() -> E) -> Team<'w, E> {
+impl<'w, E: Send + From<Failure>> Team<'w, E> {
+    /// Return the team before any work of `total` bytes.
+    pub(crate) fn new(total: u64, watch: &'w dyn Watch) -> Team<'w, E> {
         Team {
             caller: thread::current().id(),
             watch,
@@ -256,7 +255,6 @@ impl<'w, E: Send> Team<'w, E> {
             done: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             failure: Mutex::new(None),
-            interrupted,
         }
     }
 
@@ -320,7 +318,7 @@ impl<'w, E: Send> Team<'w, E> {
         if !self.stopped() {
             self.tell();
             if self.watch.interrupted() {
-                self.fail((self.interrupted)());
+                self.fail(Failure::Interrupted.into());
             }
         }
         !self.stopped()
@@ -366,7 +364,7 @@ impl<'w, E: Send> Team<'w, E> {
     }
 }
 
-impl<E: Send> Caller for Team<'_, E> {
+impl<E: Send + From<Failure>> Caller for Team<'_, E> {
     fn ask(&self) {
         if thread::current().id() == self.caller {
             self.look();
@@ -483,13 +481,12 @@ mod tests {
     fn in_every_order_of_threads_the_failure_is_that_of_the_first_number_that_fails() {
         in_every_order(|| {
             let work = |number: usize, _: StopFlag<'_>| match number {
-                11 | 13 => Err(Error::InvalidThreads {
-                    found: number.to_string(),
-                }),
+                11 | 13 => Err(Failure::InvalidThreads(number.to_string()).into()),
                 _ => Ok(number),
             };
             let failed = in_parallel(Reading::waiting(3), &[10, 11, 12, 13], work, &Unwatched);
-            assert!(matches!(failed, Err(Error::InvalidThreads { found }) if found == "11"));
+            let failed = failed.unwrap_err();
+            assert!(matches!(failed.failure(), Failure::InvalidThreads(found) if found == "11"));
             let numbers = [14, 12, 10];
             let made = in_parallel(Reading::waiting(3), &numbers, work, &Unwatched).unwrap();
             assert_eq!(made, numbers);

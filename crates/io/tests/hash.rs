@@ -223,7 +223,7 @@ impl Watch for Stopped {
 fn hashing_stops_when_asked_to() {
     let (_folder, path) = file(&pattern(20 << 20));
     let stopped = hash(&path, Algorithm::Sha256, &Stopped);
-    assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+    assert!(stopped.as_ref().is_err_and(Error::is_interrupted), "{stopped:?}");
 }
 
 /// Bytes from elsewhere, of which those from `good` on cannot be had.
@@ -353,7 +353,7 @@ fn a_sealed_save_that_fails_ends_and_leaves_the_old_file() {
         let error = save_pieces(&path, Pieces::of_new(&sealed, &payloads), &FAST, &Unwatched).unwrap_err();
         assert!(error.to_string().contains("fell off the bus"), "{error}");
         let stopped = save_pieces(&path, Pieces::of_new(&sealed, &payloads), &FAST, &Stopped).unwrap_err();
-        assert!(matches!(stopped, Error::Interrupted), "{stopped}");
+        assert!(stopped.is_interrupted(), "{stopped}");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ingot_format::{Dtype, Format, Index, Spec, layout, to_u64};
 use ingot_io::binding::convert;
 use ingot_io::{
-    Archive, Backend, Error, Job, MemorySource, OpenOptions, ReadOptions, Region, Source, Unwatched,
+    Archive, Backend, Failure, Job, MemorySource, OpenOptions, ReadOptions, Region, Source, Unwatched,
 };
 use proptest::prelude::*;
 
@@ -192,7 +192,7 @@ fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
     let integers = Job::new(archive.find("n").unwrap(), &[], Some(Dtype::F16)).unwrap();
     assert_eq!(integers.dtype(), Dtype::I32);
     let refused = Job::new(archive.find("m").unwrap(), &[], Some(Dtype::I32)).unwrap_err();
-    assert!(matches!(refused, Error::Conversion { .. }));
+    assert!(matches!(refused.failure(), Failure::Conversion { .. }));
     assert_eq!(refused.code(), "no-conversion");
     assert_eq!(refused.to_string(), "tensor `m`: F32 is not converted to I32");
 }
@@ -217,5 +217,5 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
         .unwrap();
     let part = Job::new(archive.find("m").unwrap(), &[Index::WHOLE, span(0, 64, 1)], None).unwrap();
     let refused = ingot_io::read(&[part], &ReadOptions::default(), &Unwatched).unwrap_err();
-    assert!(matches!(refused, Error::Changed { .. }), "{refused}");
+    assert!(matches!(refused.failure(), Failure::Changed { .. }), "{refused}");
 }

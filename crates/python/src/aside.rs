@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ingot_format::{Dtype, to_u64};
 use ingot_io::binding::{Pieces, save_pieces};
-use ingot_io::{Error, Payload};
+use ingot_io::{Failure, Payload};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
@@ -94,7 +94,7 @@ impl Aside {
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         Signals::detach(py, |signals| {
             // The lock is released first, because a child after a fork would wait for it forever.
-            let mut aside = self.locked().take().ok_or(Error::Closed { path: None })?;
+            let mut aside = self.locked().take().ok_or(Failure::Closed)?;
             let committed = aside.commit(signals);
             *self.locked() = Some(aside);
             committed

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ingot_format::{Entry, Finding, Leniency};
 use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, passed_over};
-use ingot_io::{Archive, Edited, MetadataChange};
+use ingot_io::{Archive, Edited, Failure, MetadataChange};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -108,9 +108,9 @@ impl Source {
         let headers = files
             .iter()
             .map(|file| (Some(file.path_or_buffer()), file.header()));
-        let aliases = aliases(headers).or_else(|fault| match (leniency, &fault) {
+        let aliases = aliases(headers).or_else(|fault| match (leniency, fault.failure()) {
             // Whether `findings` reports faults of the source.
-            (Leniency::Salvage, ingot_io::Error::Shared { .. }) => Ok(Vec::new()),
+            (Leniency::Salvage, Failure::Shared(_)) => Ok(Vec::new()),
             _ => Err(fault),
         })?;
         Ok(Source { checkpoint, aliases })

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::{CheckpointFault, EditError, Error, Fault};
+use ingot_io::{CheckpointFault, EditError, Error, Failure, Fault};
 use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -12,48 +12,44 @@ use crate::object_fault::{self, Raised};
 
 /// Return the exception for `error`.
 pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    let class = match error {
-        Error::Open { path, source } => match Fault::of(source) {
+    let path = error.path().unwrap_or(Path::new(""));
+    let class = match error.failure() {
+        Failure::Open(source) => match Fault::of(source) {
             Some(fault) => return remote_error(py, error, path, source, fault),
             None => return os_error(py, path, source, error.hint()),
         },
-        Error::Interrupted => return PyKeyboardInterrupt::new_err(()),
+        Failure::Interrupted => return PyKeyboardInterrupt::new_err(()),
         // The framework's own exception.
-        Error::Refused { source, .. } => match source.downcast_ref::<Raised>() {
+        Failure::Refused(source) => match source.downcast_ref::<Raised>() {
             Some(Raised(raised)) => return raised.clone_ref(py),
             None => "DeviceError",
         },
-        Error::Device { .. } => "DeviceError",
-        Error::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
-        Error::Header { .. } => "HeaderError",
+        Failure::Device(_) => "DeviceError",
+        Failure::OutOfMemory { .. } => return PyMemoryError::new_err(error.to_string()),
+        Failure::Header(_) => "HeaderError",
         // As `open()` raises it.
-        Error::Checkpoint {
-            path,
-            fault: CheckpointFault::NoCheckpoint,
-        } => return numbered(py, "EISDIR", path, words(error)),
-        Error::Checkpoint {
-            path,
-            fault: CheckpointFault::MissingShards { .. },
-        } => return numbered(py, "ENOENT", path, words(error)),
-        Error::Index { .. } | Error::Checkpoint { .. } => "CheckpointError",
-        Error::UnknownTensor { .. } => "TensorNotFoundError",
+        Failure::Checkpoint(CheckpointFault::NoCheckpoint) => {
+            return numbered(py, "EISDIR", path, error.reason());
+        }
+        Failure::Checkpoint(CheckpointFault::MissingShards { .. }) => {
+            return numbered(py, "ENOENT", path, error.reason());
+        }
+        Failure::Index(_) | Failure::Checkpoint(_) => "CheckpointError",
+        Failure::UnknownTensor { .. } => "TensorNotFoundError",
         // Frameworks differ in the meaning, so the framework itself handles such an index.
-        Error::Slice {
-            fault: SelectionError::TwoLists | SelectionError::SeparatedList,
-            ..
-        } => {
+        Failure::Slice(SelectionError::TwoLists | SelectionError::SeparatedList) => {
             return PyNotImplementedError::new_err(error.to_string());
         }
-        Error::Slice { .. } => "SliceError",
-        Error::Read { .. } | Error::Changed { .. } => "StorageError",
-        Error::Write { .. } => return write_error(py, error),
-        Error::Unstorable { .. } => "SaveError",
-        Error::UnknownBackend { .. } | Error::InvalidThreads { .. } => "OptionError",
-        Error::Conversion { .. } => "DtypeError",
-        Error::Destination { .. } => "DestinationError",
-        Error::Edit { fault, .. } => edit_class(fault),
-        Error::Checksums { .. } | Error::NoDigest { .. } | Error::Digest { .. } => "IntegrityError",
-        Error::Closed { .. } => "ClosedError",
+        Failure::Slice(_) => "SliceError",
+        Failure::Read { .. } | Failure::Changed { .. } => "StorageError",
+        Failure::Write { .. } => return write_error(py, error),
+        Failure::Unstorable(_) => "SaveError",
+        Failure::UnknownBackend(_) | Failure::InvalidThreads(_) => "OptionError",
+        Failure::Conversion { .. } => "DtypeError",
+        Failure::Destination(_) => "DestinationError",
+        Failure::Edit(fault) => edit_class(fault),
+        Failure::Checksums(_) | Failure::NoDigest | Failure::Digest(_) => "IntegrityError",
+        Failure::Closed => "ClosedError",
         // Errors that a later version of ingot-io adds.
         _ => "SafetensorError",
     };
@@ -88,7 +84,7 @@ fn edit_class(fault: &EditError) -> &'static str {
     match fault {
         EditError::Duplicate { .. }
         | EditError::Mismatch { .. }
-        | EditError::FilledTwice { .. }
+        | EditError::FilledTwice
         | EditError::NotFilled { .. }
         | EditError::ReserveFull { .. } => "SaveError",
         EditError::Committed | EditError::Forked => "ClosedError",
@@ -108,7 +104,7 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
             .unzip();
         facts.set_item("expected", expected)?;
         facts.set_item("found", found)?;
-        if let Error::Digest { unequal, .. } = error {
+        if let Failure::Digest(unequal) = error.failure() {
             facts.set_item("expected", unequal.expected.to_string())?;
             facts.set_item("found", unequal.found.to_string())?;
         }
@@ -221,11 +217,6 @@ fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Er
         _ => return of_object(py, ours(py, "StorageError", error), error),
     };
     numbered(py, errno, path, fault.to_string())
-}
-
-/// Return the text of `error` without the path, which builtins name themselves.
-fn words(error: &Error) -> String {
-    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// Return the builtin exception for this error number, with a message of ours.

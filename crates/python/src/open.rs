@@ -9,7 +9,7 @@ use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
     Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
 };
-use ingot_io::{Backend, CheckpointOptions, Error, Job, OpenOptions, Reach, ReadOptions, Tensor};
+use ingot_io::{Backend, CheckpointOptions, Error, Failure, Job, OpenOptions, Reach, ReadOptions, Tensor};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -341,8 +341,8 @@ impl Checkpoint {
                 if all.contains(tensor)? {
                     continue;
                 }
-                let (path, fault) = (file.path().map(ToOwned::to_owned), fault.clone());
-                all.set_item(tensor, raise(py, &Error::Header { path, fault }).into_value(py))?;
+                let error = Failure::Header(fault.clone()).about(file.path(), None);
+                all.set_item(tensor, raise(py, &error).into_value(py))?;
             }
         }
         Ok(all)
@@ -728,8 +728,7 @@ impl Checkpoint {
     }
 
     fn closed_error(&self, py: Python<'_>) -> PyErr {
-        let path = self.path.clone();
-        raise(py, &Error::Closed { path })
+        raise(py, &Failure::Closed.about(self.path.as_deref(), None))
     }
 
     pub(crate) fn opened(&self, py: Python<'_>) -> PyResult<Arc<ingot_io::Checkpoint>> {

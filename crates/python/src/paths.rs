@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use ingot_io::Error;
+use ingot_io::Failure;
 use ingot_io::binding::{is_url as begins_as_url, redacted};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -18,9 +18,8 @@ pub(crate) fn file_path(given: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
         && may_be_url(text.as_bytes())
         && let Some(path) = ingot_io::binding::local_path(text)
     {
-        let refuse = |fault: ingot_io::Fault| Error::Open {
-            path: redacted(text).into(),
-            source: fault.into(),
+        let refuse = |fault: ingot_io::Fault| {
+            Failure::Open(fault.into()).about(Some(Path::new(&redacted(text))), None)
         };
         return path.map_err(|fault| raise(py, &refuse(fault)));
     }

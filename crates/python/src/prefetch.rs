@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::Entry;
 use ingot_io::binding::{Fetched, Prefetch, Request, TensorId};
-use ingot_io::{Checkpoint, Error, ReadOptions, Tensor};
+use ingot_io::{Checkpoint, Failure, ReadOptions, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
@@ -126,10 +126,8 @@ impl Stream {
 
     fn opened(&self, py: Python<'_>) -> PyResult<Arc<Prefetch>> {
         let prefetch = self.prefetch.read().unwrap_or_else(PoisonError::into_inner);
-        prefetch.clone().ok_or_else(|| {
-            let path = self.checkpoint.path().map(ToOwned::to_owned);
-            raise(py, &Error::Closed { path })
-        })
+        let closed = || raise(py, &Failure::Closed.about(self.checkpoint.path(), None));
+        prefetch.clone().ok_or_else(closed)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, to_u64, to_usize};
 use ingot_io::binding::{Keep, NewHeader, Pieces, Snapshot, StopFlag, save_pieces};
-use ingot_io::{Algorithm, Error, Payload, Replace, SaveOptions, Watch};
+use ingot_io::{Algorithm, Error, Failure, Payload, Replace, SaveOptions, Watch};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -167,7 +167,7 @@ pub(crate) fn serialize<'py>(
         let copied = Signals::detach(py, |signals| {
             for piece in 0..pieces.count() {
                 if piece > 0 && signals.interrupted() {
-                    return Err(Error::Interrupted);
+                    return Err(Failure::Interrupted.into());
                 }
                 if let Err(fault) = pieces.fill(piece, room.next(pieces.len(piece)), StopFlag::never()) {
                     return Ok(Err(fault));
@@ -247,8 +247,10 @@ impl Contents {
             refuse_shared(py, &tensors)?;
         }
         let head = laid_out(&tensors, pairs.as_deref(), form).map_err(|fault| {
-            let path = path.cloned();
-            raise(py, &Error::Unstorable { path, fault })
+            raise(
+                py,
+                &Failure::Unstorable(fault).about(path.map(PathBuf::as_path), None),
+            )
         })?;
         let mut tensors: Vec<Option<Imported>> =
             tensors.into_iter().map(|(_, tensor)| Some(tensor)).collect();
@@ -275,7 +277,7 @@ impl Contents {
         }
         let pieces = pieces(py, self.head.layout(), payloads)?;
         let read = Signals::detach(py, |signals| match self.head.digest(&pieces, signals) {
-            Err(_) if signals.interrupted() => Err(Error::Interrupted),
+            Err(_) if signals.interrupted() => Err(Error::from(Failure::Interrupted)),
             outcome => Ok(outcome),
         })?;
         read.map(Cow::Owned).map_err(|fault| raised.or(fault))
@@ -285,7 +287,7 @@ impl Contents {
 /// Return the file with these payloads of its tensors.
 fn pieces<'a>(py: Python<'_>, layout: &'a Layout, payloads: &'a [Payload<'a>]) -> PyResult<Pieces<'a>> {
     let pieces = Pieces::of(layout, payloads);
-    pieces.map_err(|fault| raise(py, &Error::Unstorable { path: None, fault }))
+    pieces.map_err(|fault| raise(py, &Failure::Unstorable(fault).into()))
 }
 
 fn laid_out(

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use ingot_format::{Dtype, Index, Quoted, Spec};
-use ingot_io::{EditError, Error};
+use ingot_io::{EditError, Error, Failure};
 use pyo3::prelude::*;
 
 use crate::errors::{about_tensor, raise};
@@ -56,11 +56,8 @@ impl<T> Held<T> {
 
 fn closed(parents: Option<&Path>) -> Error {
     match parents {
-        None => Error::Closed { path: None },
-        Some(path) => Error::Edit {
-            path: path.to_owned(),
-            fault: EditError::Forked,
-        },
+        None => Failure::Closed.into(),
+        Some(path) => EditError::Forked.about(path),
     }
 }
 

@@ -9,7 +9,7 @@ use ingot_format::{
     Dtype, Entry, Excerpt, Header, Quoted, SHARED_KEY, Selection, SharedError, SharedName, parse_shared,
 };
 
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Archive, Tensor, TensorId};
 
 /// Another name for a tensor of some files, or for a part of one.
@@ -30,7 +30,7 @@ pub struct Alias {
 /// metadata. If two files add one name, the first file has it.
 ///
 /// # Errors
-/// [`Error::Shared`] if a record is invalid, or puts a part outside of its tensor.
+/// [`Failure::Shared`] if a record is invalid, or puts a part outside of its tensor.
 pub fn aliases<'h>(
     files: impl Iterator<Item = (Option<&'h Path>, &'h Header)> + Clone,
 ) -> Result<Vec<Alias>, Error> {
@@ -55,10 +55,7 @@ pub fn aliases<'h>(
 }
 
 pub(crate) fn refused(path: Option<&Path>, fault: SharedError) -> Error {
-    Error::Shared {
-        path: path.map(Path::to_owned),
-        fault,
-    }
+    Failure::Shared(fault).about(path, None)
 }
 
 /// The names in a record whose tensors are in the file.

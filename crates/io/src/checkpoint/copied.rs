@@ -6,7 +6,7 @@ use std::path::Path;
 use ingot_format::safetensors::{TensorView, serialize};
 use ingot_format::to_usize;
 
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Archive, Given, MemorySource, Origin, Tensor};
 use crate::memory::Region;
 use crate::options::OpenOptions;
@@ -31,10 +31,7 @@ pub(crate) fn copied<'a>(
         .map(view)
         .collect::<Result<Vec<_>, _>>();
     let bytes = views.and_then(|views| serialize(views, metadata));
-    let bytes = bytes.map_err(|fault| Error::Unstorable {
-        path: path.map(Path::to_owned),
-        fault,
-    })?;
+    let bytes = bytes.map_err(|fault| Failure::Unstorable(fault).about(path, None))?;
     let source = Origin::Other(Box::new(Given::new(MemorySource::new(bytes))));
     Archive::of(source, path, &OpenOptions::default(), None)
 }

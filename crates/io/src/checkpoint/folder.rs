@@ -10,7 +10,7 @@ use ingot_format::{IndexReader, ShardIndex, StopFlag, to_u64};
 
 use super::shards::{Shards, Store};
 use crate::disk::{Beneath, Facts, Refusal};
-use crate::error::{CheckpointFault, Error, unopened};
+use crate::error::{CheckpointFault, Error, Failure, unopened};
 use crate::file::{Archive, LocalFile, Origin, Place, check_unchanged, is_in_its_place, most_open};
 use crate::options::{OpenOptions, Reach, ShardHeaders};
 use crate::workers::{Reading, of_directory};
@@ -93,7 +93,7 @@ impl Folder {
 }
 
 fn is_missing(fault: &Error) -> bool {
-    matches!(fault, Error::Open { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    matches!(fault.failure(), Failure::Open(source) if source.kind() == io::ErrorKind::NotFound)
 }
 
 /// The directory of an index, and the shards in it as they were when the index was read.
@@ -161,11 +161,11 @@ impl Listed {
             waits: file.remote().is_some(),
         };
         if listed.is_replaced(folder) {
-            return Err(Error::Changed {
-                path: Some(folder.path(name)),
+            let failure = Failure::Changed {
                 nbytes_at_open: listed.facts.nbytes,
                 nbytes_now: None,
-            });
+            };
+            return Err(failure.about(Some(&folder.path(name)), None));
         }
         Ok(listed)
     }
@@ -198,7 +198,7 @@ impl Store for Beside {
         });
         archive.map_err(|fault| match check_unchanged(&**file, Some(&path)) {
             // A save replaced the shard, which explains any fault.
-            Err(changed @ Error::Changed { .. }) => changed,
+            Err(changed) if changed.is_changed() => changed,
             _ => fault,
         })
     }
@@ -235,7 +235,7 @@ fn refuse_missing(
 /// Read an index, and none of its shards.
 ///
 /// # Errors
-/// [`Error::Open`]; [`Error::Index`] with the rule that the index breaks.
+/// [`Failure::Open`]; [`Failure::Index`] with the rule that the index breaks.
 pub(crate) fn read_index(path: &Path) -> Result<ShardIndex, Error> {
     let folder = Folder::new(path.parent().unwrap_or(Path::new("")), Reach::FollowLinks)?;
     let (index, _) = index_in(&folder, path.file_name().unwrap_or_default())?;
@@ -250,25 +250,22 @@ fn index_in(folder: &Folder, name: &OsStr) -> Result<(ShardIndex, LocalFile), Er
     Ok((index.map_err(unopened(&path))??, file))
 }
 
-/// Read an index of `nbytes` through a window, so that an index of 60 MB needs no more memory than its names. `path` is for the
-/// errors.
+/// Read an index of `nbytes` through a window, so that an index of 60 MB needs no more memory than its names. `path` is for
+/// the errors.
 pub(crate) fn index_of(mut bytes: impl Read, nbytes: u64, path: &Path) -> Result<ShardIndex, Error> {
     const WINDOW_NBYTES: usize = 128 << 10;
-    let index_fault = |fault| Error::Index {
-        path: path.to_owned(),
-        fault,
-    };
+    let index_fault = |fault| Failure::Index(fault).about(Some(path), None);
     let mut reader = IndexReader::new(nbytes).map_err(index_fault)?;
     let mut window = vec![0; WINDOW_NBYTES];
     let (mut position, mut filled) = (0, 0);
     while position < nbytes {
         let found = bytes.read(&mut window[filled..]).map_err(unopened(path))?;
         if found == 0 {
-            return Err(Error::Changed {
-                path: Some(path.to_owned()),
+            let failure = Failure::Changed {
                 nbytes_at_open: nbytes,
                 nbytes_now: Some(position),
-            });
+            };
+            return Err(failure.about(Some(path), None));
         }
         position += to_u64(found);
         filled += found;

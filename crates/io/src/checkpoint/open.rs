@@ -13,7 +13,7 @@ use ingot_format::{Foreign, FormatError, ShardIndex, StopFlag};
 
 use super::folder::{Beside, Folder, read_index};
 use super::{Checkpoint, Contents};
-use crate::error::{CheckpointFault, Error, unopened};
+use crate::error::{CheckpointFault, Error, Failure, unopened};
 use crate::file::{Archive, LocalFile, Origin};
 use crate::options::{CheckpointOptions, Reach, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
@@ -24,8 +24,8 @@ impl Checkpoint {
     /// an index, except that a name that ends in `.json` is always the name of an index.
     ///
     /// # Errors
-    /// As [`Archive::open`]; [`Error::Index`] with the rule that the index breaks; [`Error::Checkpoint`] if index, shards and
-    /// directory do not go together.
+    /// As [`Archive::open`]; [`Failure::Index`] with the rule that the index breaks; [`Failure::Checkpoint`] if index, shards
+    /// and directory do not go together.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
         match open_once(path, options) {
             Err(fault) if may_pass(&fault, path) => open_again(path, options, fault),
@@ -49,7 +49,7 @@ impl Checkpoint {
     /// fast themselves (from a disk, from memory, from an object), or cannot check that they have the same files.
     ///
     /// # Errors
-    /// As [`Checkpoint::file`]; [`Error::Read`]; [`Error::Interrupted`].
+    /// As [`Checkpoint::file`]; [`Failure::Read`]; [`Failure::Interrupted`].
     #[doc(hidden)]
     pub fn shard_headers(&self, watch: &dyn Watch) -> Result<Option<ShardHeaders>, Error> {
         if self.files() == 0 || self.file(0)?.source().version().is_none() {
@@ -102,18 +102,17 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
         return index_at(path, options.reach);
     }
     match open_path(path, options) {
-        Err(Error::Open { source, .. }) if source.kind() == io::ErrorKind::IsADirectory => {
-            in_directory(path, options)
-        }
-        Err(Error::Header {
-            fault:
-                FormatError::Foreign {
-                    kind: Foreign::IndexJson,
-                    ..
-                },
-            ..
-        }) => index_at(path, options.reach),
-        opened => opened.map(|archive| Found::File(Box::new(archive))),
+        Ok(archive) => Ok(Found::File(Box::new(archive))),
+        Err(fault) => match fault.failure() {
+            Failure::Open(source) if source.kind() == io::ErrorKind::IsADirectory => {
+                in_directory(path, options)
+            }
+            Failure::Header(FormatError::Foreign {
+                kind: Foreign::IndexJson,
+                ..
+            }) => index_at(path, options.reach),
+            _ => Err(fault),
+        },
     }
 }
 
@@ -255,7 +254,7 @@ fn open_again(path: &Path, options: &CheckpointOptions, mut fault: Error) -> Res
         let now = modified(path);
         // A changed file proves a replacement. Otherwise the directory shows one. The first failure has no earlier time to
         // compare with, and is worth a second try. Two changes may have one time, and this thread may have been paused.
-        let is_proven = matches!(fault, Error::Changed { .. });
+        let is_proven = fault.is_changed();
         if !is_proven && now == before && !now.is_some_and(is_recent) {
             break;
         }
@@ -271,20 +270,16 @@ fn open_again(path: &Path, options: &CheckpointOptions, mut fault: Error) -> Res
 
 /// Return whether opening `path` may succeed once a save that is replacing the checkpoint has ended.
 fn may_pass(fault: &Error, path: &Path) -> bool {
-    match fault {
-        Error::Changed { .. } => true,
+    match fault.failure() {
         // A name in the index or the directory, and not the name that the caller passed.
-        Error::Open {
-            path: missing,
-            source,
-        } => source.kind() == io::ErrorKind::NotFound && missing != path,
-        Error::Checkpoint { fault, .. } => matches!(
-            fault,
+        Failure::Open(source) => source.kind() == io::ErrorKind::NotFound && fault.path() != Some(path),
+        Failure::Changed { .. }
+        | Failure::Checkpoint(
             CheckpointFault::MissingShards { .. }
-                | CheckpointFault::MissingIndex { .. }
-                | CheckpointFault::Ambiguous { .. }
-                | CheckpointFault::NoCheckpoint
-        ),
+            | CheckpointFault::MissingIndex { .. }
+            | CheckpointFault::Ambiguous { .. }
+            | CheckpointFault::NoCheckpoint,
+        ) => true,
         _ => false,
     }
 }

@@ -71,24 +71,18 @@ impl Shards {
 
     /// Return the fault for a difference between the index and shard `number`. Shard `other` holds the tensor too, if any
     /// does.
-    fn fault(&self, number: usize, found: Difference, other: Option<usize>) -> CheckpointFault {
-        let Difference { tensor, is_extra } = found;
+    fn fault(&self, number: usize, found: &Difference, other: Option<usize>) -> CheckpointFault {
         let shard = self.name(number).to_owned();
         let other = other.map(|other| self.name(other).to_owned());
         match other {
-            Some(other) if is_extra => CheckpointFault::TensorInTwoShards {
-                tensor,
+            Some(other) if found.is_extra => CheckpointFault::TensorInTwoShards {
                 shards: (shard, other),
             },
-            _ if is_extra => {
-                let indexed = self.index.shard_of(&tensor).map(ToOwned::to_owned);
-                CheckpointFault::ExtraTensor {
-                    tensor,
-                    shard,
-                    indexed,
-                }
+            _ if found.is_extra => {
+                let indexed = self.index.shard_of(&found.tensor).map(ToOwned::to_owned);
+                CheckpointFault::ExtraTensor { shard, indexed }
             }
-            other => CheckpointFault::MissingTensor { tensor, shard, other },
+            other => CheckpointFault::MissingTensor { shard, other },
         }
     }
 
@@ -174,8 +168,8 @@ impl Shards {
         let asked = |other: usize, stop: StopFlag<'_>| Ok(self.holds(other, &difference.tensor, stop));
         let held = in_parallel(self.store.reading(), &others, asked, watch)?;
         let other = held.iter().position(|&holds| holds).map(|rank| others[rank]);
-        let fault = self.fault(number, difference, other);
-        Ok(fault.about(self.path()))
+        let fault = self.fault(number, &difference, other);
+        Ok(fault.about(self.path()).of(&difference.tensor))
     }
 
     /// Return whether a shard holds `tensor`, even if the shard differs from the index.

@@ -7,7 +7,7 @@ use std::mem;
 use std::path::Path;
 
 use super::{Attributes, Birth, Directory, Facts, Kind, Opening, exists, in_use, is_a_directory, resolve};
-use crate::error::{EditError, Step, Stop, step};
+use crate::error::{EditError, Error, Failure, Step, step};
 use crate::options::SaveOptions;
 use crate::watch::{Unwatched, Watch};
 
@@ -78,11 +78,11 @@ impl Walk {
         directory: Directory,
         name: &OsStr,
         is_blob: bool,
-    ) -> Result<Entered<'_>, Stop> {
+    ) -> Result<Entered<'_>, Error> {
         let (name, existing) = (name.to_owned(), directory.facts(name).step(step::OPEN)?);
         if is_blob && self.blob.is_none() {
             if self.link.is_none() && existing.is_some() {
-                return Err(Stop::Refused(EditError::Blob));
+                return Err(Failure::Edit(EditError::Blob).into());
             }
             self.blob = self.link.take().map(|(directory, link)| Blob {
                 directory,
@@ -142,7 +142,7 @@ impl DirectoryEntry {
 
     /// Check that the existing file, if there is one, may be replaced. A rename succeeds even if the file is read-only,
     /// so this has to be checked explicitly.
-    pub(crate) fn check(&self, options: &SaveOptions) -> Result<(), Stop> {
+    pub(crate) fn check(&self, options: &SaveOptions) -> Result<(), Error> {
         if self.existing.is_none() {
             return Ok(());
         }
@@ -207,7 +207,7 @@ fn final_name(name: &OsStr) -> Option<&OsStr> {
 }
 
 /// Return whether the file at `path` has other names too. `named` describes the regular file or the link at `path`.
-pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result<bool, Stop> {
+pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result<bool, Error> {
     // Only links, and files whose names are digests, can be blobs. Resolving a path takes four system calls.
     let may_be_blob = named.kind == Kind::Link || path.file_name().is_some_and(is_digest);
     if !may_be_blob {
@@ -223,7 +223,7 @@ pub(crate) fn is_shared(path: &Path, named: &Facts, watch: &dyn Watch) -> Result
 pub fn blob_digest(path: &Path) -> Option<String> {
     let digest = match resolve(path, &Unwatched) {
         Ok(Resolved::Entry(entry)) => entry.blob?.digest,
-        Err(Stop::Refused(_)) => path.file_name()?.to_owned(),
+        Err(fault) if fault.code() == "blob" => path.file_name()?.to_owned(),
         _ => return None,
     };
     digest.into_string().ok()

@@ -11,9 +11,9 @@ use ingot_format::{
 
 use super::held::Guard;
 use super::records::{Pick, checksums, settled, with_records};
-use crate::checkpoint::aliases::unit;
+use crate::checkpoint::aliases::{refused, unit};
 use crate::digest::{Keep, NewHeader};
-use crate::error::{EditError, Error, Stop, step, unstorable};
+use crate::error::{EditError, Error, Failure, of_step, step, unstorable};
 use crate::file::Archive;
 use crate::options::SaveOptions;
 use crate::payload::{Payload, Scattered};
@@ -44,9 +44,9 @@ pub enum Inherit {
 /// `path` may be the path of one of the files that are picked from.
 ///
 /// # Errors
-/// [`Error::Edit`] with [`EditError::Duplicate`]; [`Error::Unstorable`] for tensors or metadata that the format cannot
-/// hold; both before the disk is touched. [`Error::Edit`] with [`EditError::Overtaken`] if one of the files changes
-/// meanwhile; [`Error::Write`], [`Error::Interrupted`].
+/// [`Failure::Edit`] with [`EditError::Duplicate`]; [`Failure::Unstorable`] for tensors or metadata that the format cannot
+/// hold; both before the disk is touched. [`Failure::Edit`] with [`EditError::Overtaken`] if one of the files changes
+/// meanwhile; [`Failure::Write`], [`Failure::Interrupted`].
 #[allow(clippy::too_many_arguments, reason = "where, of what, and how")]
 pub fn assemble(
     path: &Path,
@@ -83,7 +83,7 @@ pub fn assemble(
         Inherit::Digests => {
             digests = checksums(&stored, |pick, algorithm| {
                 digest_of(&extent((pick, &apart(pick)?))?.payload(), algorithm, watch)
-                    .map_err(|source| Stop::of(step::READ, source).about(path, 0))
+                    .map_err(|source| of_step(step::READ, source).in_save(path, 0))
             })?
         }
     }
@@ -110,7 +110,7 @@ pub fn assemble(
     let saved = save_pieces(path, Pieces::of_all(&head, &payloads), options, &guard);
     let saved = saved.or_else(|fault| match fault {
         // The likeliest reason why a file cannot be copied, and the more useful error.
-        Error::Write { .. } => check().and(Err(fault)),
+        _ if matches!(fault.failure(), Failure::Write { .. }) => check().and(Err(fault)),
         _ => Err(fault),
     });
     guard.outcome(saved)
@@ -177,10 +177,8 @@ fn shape<'a>(pick: &Pick<'a>) -> Result<Cow<'a, [u64]>, Error> {
 
 /// Two elements to a byte need a dimension.
 fn unstorable_part(pick: &Pick<'_>) -> Error {
-    Error::Shared {
-        path: Some(pick.file().path_or_buffer().to_owned()),
-        fault: SharedError::about(pick.name, "has it as a part that cannot be stored by itself"),
-    }
+    let fault = SharedError::about(pick.name, "has it as a part that cannot be stored by itself");
+    refused(Some(pick.file().path_or_buffer()), fault)
 }
 
 /// Fail if the file was written to since it was opened.
@@ -233,11 +231,10 @@ fn refuse_twice(path: &Path, picks: &[Pick<'_>]) -> Result<(), Error> {
             return Err(unstorable(path)(FormatError::DuplicateTensor { tensor }));
         }
         let duplicate = EditError::Duplicate {
-            tensor: pick.name.to_owned(),
             first: other.file().path_or_buffer().to_owned(),
             second: pick.file().path_or_buffer().to_owned(),
         };
-        return Err(duplicate.about(path));
+        return Err(duplicate.about(path).of(pick.name));
     }
     Ok(())
 }

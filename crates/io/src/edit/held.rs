@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ingot_format::{Header, Limits, locked, to_u64};
 
 use crate::disk::{self, Facts, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
-use crate::error::{EditError, Error, size, unopened};
+use crate::error::{EditError, Error, Failure, Step, size, unopened};
 use crate::file::{START_NBYTES, is_in_its_place};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
@@ -47,7 +47,8 @@ impl<'p> Held<'p> {
             };
             // The edit that held the lock may have replaced this file by another.
             if found.identity == facts.identity {
-                let is_shared = disk::is_shared(path, &named, watch).map_err(|stop| stop.about(path, 0))?;
+                let is_shared =
+                    disk::is_shared(path, &named, watch).map_err(|fault| fault.in_save(path, 0))?;
                 return Ok(Held {
                     path,
                     file,
@@ -71,10 +72,7 @@ impl<'p> Held<'p> {
     /// Return all bytes before the data, and the header that they hold.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
         let (limits, file_nbytes) = (Limits::default(), self.facts.nbytes);
-        let invalid = |fault| Error::Header {
-            path: Some(self.path.to_owned()),
-            fault,
-        };
+        let invalid = |fault| Failure::Header(fault).about(Some(self.path), None);
         let mut head = self.start(file_nbytes.min(START_NBYTES))?;
         let head_nbytes = Header::head_nbytes(&head, file_nbytes, &limits).map_err(invalid)?;
         if head_nbytes > to_u64(head.len()) {
@@ -89,14 +87,13 @@ impl<'p> Held<'p> {
     fn start(&self, nbytes: u64) -> Result<Vec<u8>, Error> {
         let mut start = vec![0; size(nbytes)?];
         let read = FileRange::new(&self.file, 0, nbytes).read(0, &mut start);
-        read.map_err(|source| Error::Read {
-            path: Some(self.path.to_owned()),
-            tensor: None,
+        let failure = |source| Failure::Read {
             position: 0,
             expected: nbytes,
             found: 0,
             source: Some(source),
-        })?;
+        };
+        read.map_err(|source| failure(source).about(Some(self.path), None))?;
         Ok(start)
     }
 
@@ -135,12 +132,8 @@ impl<'p> Held<'p> {
             }
             Ok(())
         };
-        write().map_err(|source| Error::Write {
-            path: self.path.to_owned(),
-            step: "change its header in place",
-            nbytes: self.facts.nbytes,
-            source,
-        })
+        let written = write().step("change its header in place");
+        written.map_err(|fault| fault.in_save(self.path, self.facts.nbytes))
     }
 }
 
@@ -165,7 +158,7 @@ impl<'a> Guard<'a> {
     pub(crate) fn outcome<T>(self, saved: Result<T, Error>) -> Result<T, Error> {
         let fault = locked(&self.fault).take();
         match (saved, fault) {
-            (Err(Error::Interrupted), Some(fault)) => Err(fault),
+            (Err(ended), Some(fault)) if ended.is_interrupted() => Err(fault),
             (saved, _) => saved,
         }
     }
@@ -200,7 +193,7 @@ fn wait_for_lock(path: &Path, file: &File, patience: Duration, watch: &dyn Watch
     loop {
         match try_lock(file, Lock::Exclusive) {
             Ok(true) => return Ok(()),
-            Ok(false) if watch.interrupted() => return Err(Error::Interrupted),
+            Ok(false) if watch.interrupted() => return Err(Failure::Interrupted.into()),
             Ok(false) if begin.elapsed() >= patience => {
                 let locked = EditError::Locked {
                     holder: lock_holder(file),

@@ -23,8 +23,8 @@ use ingot_format::{
 
 use self::held::Held;
 use self::records::{SIGNATURE_OF_DATA, SIGNATURES_OF_FILE, TRAINER_HASH_KEYS, check_shared};
-use crate::checkpoint::aliases::aliases;
-use crate::error::{EditError, Error, Stop, step, unstorable};
+use crate::checkpoint::aliases::{aliases, refused};
+use crate::error::{EditError, Error, Failure, of_step, step, unstorable};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::verify::{RecordedDigests, renewed};
@@ -109,10 +109,10 @@ pub enum Edited {
 /// ```
 ///
 /// # Errors
-/// [`Error::Shared`] for a record of shared tensors that belongs to another file: a reader would refuse it, or tensors would
-/// get names that they never had. [`Error::Checksums`] for a record of digests that a verifying reader would refuse.
-/// [`Error::Unstorable`] if the header would be too large; the file is unchanged. The errors of opening the file.
-/// [`Error::Write`]; [`Error::Edit`] with [`EditError::Overtaken`]; [`Error::Interrupted`].
+/// [`Failure::Shared`] for a record of shared tensors that belongs to another file: a reader would refuse it, or tensors
+/// would get names that they never had. [`Failure::Checksums`] for a record of digests that a verifying reader would refuse.
+/// [`Failure::Unstorable`] if the header would be too large; the file is unchanged. The errors of opening the file.
+/// [`Failure::Write`]; [`Failure::Edit`] with [`EditError::Overtaken`]; [`Failure::Interrupted`].
 pub fn update_metadata(
     path: &Path,
     change: &MetadataChange<'_>,
@@ -149,9 +149,9 @@ pub fn update_metadata(
     Ok(Edited::Rewritten)
 }
 
-/// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes
-/// of the file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and
-/// it may be named by any of them.
+/// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes of the
+/// file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and it
+/// may be named by any of them.
 ///
 /// The file's digest of the tensor is computed again. ModelSpec's digest, which covers all data, and signatures are
 /// removed: they would be wrong, and computing the digest again would take reading everything.
@@ -174,7 +174,7 @@ pub fn update_metadata(
 /// ```
 ///
 /// # Errors
-/// [`Error::UnknownTensor`]; [`Error::Shared`] for the name of a part of a tensor; [`Error::Edit`] with
+/// [`Failure::UnknownTensor`]; [`Failure::Shared`] for the name of a part of a tensor; [`Failure::Edit`] with
 /// [`EditError::Mismatch`]; and as for [`update_metadata`].
 pub fn replace_tensor(
     path: &Path,
@@ -190,11 +190,10 @@ pub fn replace_tensor(
     let entry = stored_as(name, &header, path)?;
     if (entry.dtype, entry.shape) != (dtype, shape) || payload.nbytes() != entry.nbytes() {
         let mismatch = EditError::Mismatch {
-            tensor: name.to_owned(),
             expected: (entry.dtype, entry.shape.to_owned()),
             found: (dtype, shape.to_owned()),
         };
-        return Err(mismatch.about(path));
+        return Err(mismatch.about(path).of(name));
     }
     let range = |begin: u64, end: u64| {
         Payload::File(FileRange::new(
@@ -222,18 +221,11 @@ fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h
     let others = aliases(std::iter::once((Some(path), header)))?;
     let alias = others.iter().find(|alias| alias.name == name);
     match alias.and_then(|alias| Some((alias, header.entry(alias.number)?))) {
-        None => Err(Error::UnknownTensor {
-            path: Some(path.to_owned()),
-            tensor: name.to_owned(),
-            nearest: None,
-        }),
+        None => Err(Failure::UnknownTensor { nearest: None }.about(Some(path), Some(name))),
         Some((alias, entry)) if alias.part.is_none() => Ok(entry),
         Some((_, entry)) => {
             let reason = format!("has it as a part of {}: replace that", Quoted(entry.name));
-            Err(Error::Shared {
-                path: Some(path.to_owned()),
-                fault: SharedError::about(name, &reason),
-            })
+            Err(refused(Some(path), SharedError::about(name, &reason)))
         }
     }
 }
@@ -248,7 +240,7 @@ fn head_with_digest(
     watch: &dyn Watch,
 ) -> Result<Vec<u8>, Error> {
     let record = renewed(header, name, payload, watch)
-        .map_err(|source| Stop::of(step::READ, source).about(path, header.file_nbytes()))?;
+        .map_err(|source| of_step(step::READ, source).in_save(path, header.file_nbytes()))?;
     let of_all: Vec<&str> = [MODEL_SPEC_KEY, SIGNATURE_OF_DATA]
         .into_iter()
         .chain(TRAINER_HASH_KEYS)

@@ -1,7 +1,5 @@
-//! The faults inside an [`Error`](super::Error): of a checkpoint, of an edit, of a destination, and of a step of a save.
+//! The faults inside a [`Failure`](super::Failure): of a checkpoint, of an edit, of a destination, and of a step of a save.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -10,11 +8,11 @@ use ingot_format::{Dtype, Escaped, Quoted};
 /// A reason why the files of a checkpoint do not go together. Names of files are as the index spells them.
 ///
 /// ```
-/// use ingot_io::{Checkpoint, CheckpointFault, CheckpointOptions, Error};
+/// use ingot_io::{Checkpoint, CheckpointFault, CheckpointOptions, Failure};
 ///
 /// let folder = tempfile::tempdir()?;
-/// let opened = Checkpoint::open(folder.path(), &CheckpointOptions::new());
-/// assert!(matches!(opened, Err(Error::Checkpoint { fault: CheckpointFault::NoCheckpoint, .. })));
+/// let error = Checkpoint::open(folder.path(), &CheckpointOptions::default()).unwrap_err();
+/// assert!(matches!(error.failure(), Failure::Checkpoint(CheckpointFault::NoCheckpoint)));
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +39,6 @@ pub enum CheckpointFault {
     },
     /// A shard lacks a tensor that the index places in it.
     MissingTensor {
-        /// The tensor.
-        tensor: String,
         /// The shard in the index.
         shard: String,
         /// The shard that holds it.
@@ -50,8 +46,6 @@ pub enum CheckpointFault {
     },
     /// A shard holds a tensor that the index does not place in it.
     ExtraTensor {
-        /// The tensor.
-        tensor: String,
         /// The shard that holds it.
         shard: String,
         /// The shard in the index.
@@ -59,8 +53,6 @@ pub enum CheckpointFault {
     },
     /// Two shards hold a tensor of one name.
     TensorInTwoShards {
-        /// The tensor.
-        tensor: String,
         /// The two shards.
         shards: (String, String),
     },
@@ -79,25 +71,8 @@ pub enum CheckpointFault {
 }
 
 impl CheckpointFault {
-    /// Returns a stable name for the fault, in kebab-case; programs may match it.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        self.row().0
-    }
-
-    /// Returns the tensor that the fault concerns, if any.
-    #[must_use]
-    pub fn tensor(&self) -> Option<&str> {
-        match self {
-            CheckpointFault::MissingTensor { tensor, .. }
-            | CheckpointFault::ExtraTensor { tensor, .. }
-            | CheckpointFault::TensorInTwoShards { tensor, .. } => Some(tensor),
-            _ => None,
-        }
-    }
-
     /// Return the code, and the text after the tensor.
-    fn row(&self) -> (&'static str, String) {
+    pub(super) fn row(&self) -> (&'static str, String) {
         match self {
             CheckpointFault::NoCheckpoint => (
                 "no-checkpoint",
@@ -125,13 +100,13 @@ impl CheckpointFault {
                 let text = format!("{count} of the {of} files that the index names are not there: {names}");
                 ("missing-shards", text)
             }
-            CheckpointFault::MissingTensor { shard, other, .. } => {
+            CheckpointFault::MissingTensor { shard, other } => {
                 let other = other.as_ref().map(|other| format!("; it is in {}", Quoted(other)));
                 let (shard, other) = (Quoted(shard), other.unwrap_or_default());
                 let text = format!("the index says that it is in {shard}, which lacks it{other}");
                 ("missing-tensor", text)
             }
-            CheckpointFault::ExtraTensor { shard, indexed, .. } => {
+            CheckpointFault::ExtraTensor { shard, indexed } => {
                 let shard = Quoted(shard);
                 let text = match indexed.as_deref().map(Quoted) {
                     Some(indexed) => {
@@ -141,7 +116,7 @@ impl CheckpointFault {
                 };
                 ("extra-tensor", text)
             }
-            CheckpointFault::TensorInTwoShards { shards, .. } => {
+            CheckpointFault::TensorInTwoShards { shards } => {
                 let text = format!("it is in {} and in {}", Quoted(&shards.0), Quoted(&shards.1));
                 ("tensor-in-two-shards", text)
             }
@@ -155,14 +130,6 @@ impl CheckpointFault {
         }
     }
 }
-
-impl fmt::Display for CheckpointFault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        about(f, self.tensor(), &self.row().1)
-    }
-}
-
-impl std::error::Error for CheckpointFault {}
 
 /// Names that a message lists. Further names are counted.
 const SHOWN: usize = 8;
@@ -183,7 +150,7 @@ fn list(names: &[String]) -> String {
 /// A reason why an edit is refused. The file at the path is unchanged.
 ///
 /// ```
-/// use ingot_io::{Dtype, EditError, Error, Payload, SaveOptions, Unwatched, replace_tensor};
+/// use ingot_io::{Dtype, EditError, Failure, Payload, SaveOptions, Unwatched, replace_tensor};
 /// # use ingot_io::{TensorView, serialize_to_file};
 /// # let folder = tempfile::tempdir()?;
 /// # let path = folder.path().join("model.safetensors");
@@ -192,8 +159,8 @@ fn list(names: &[String]) -> String {
 ///
 /// // The file has it as two bytes.
 /// let four = Payload::from(&b"abcd"[..]);
-/// let edited = replace_tensor(&path, "bias", Dtype::U8, &[4], &four, &SaveOptions::new(), &Unwatched);
-/// assert!(matches!(edited, Err(Error::Edit { fault: EditError::Mismatch { .. }, .. })));
+/// let edited = replace_tensor(&path, "bias", Dtype::U8, &[4], &four, &SaveOptions::default(), &Unwatched);
+/// assert!(matches!(edited.unwrap_err().failure(), Failure::Edit(EditError::Mismatch { .. })));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -203,8 +170,6 @@ pub enum EditError {
     Overtaken,
     /// Two sources have a tensor of this name, or two tensors were renamed to it.
     Duplicate {
-        /// The name.
-        tensor: String,
         /// The file that has it first.
         first: PathBuf,
         /// The other file.
@@ -212,22 +177,15 @@ pub enum EditError {
     },
     /// A tensor has another dtype or shape than its place in the file.
     Mismatch {
-        /// Its name.
-        tensor: String,
         /// Dtype and shape of the place.
         expected: (Dtype, Vec<u64>),
         /// Dtype and shape of the tensor.
         found: (Dtype, Vec<u64>),
     },
     /// Bytes of a tensor were written before, or are being written by another writer.
-    FilledTwice {
-        /// Its name.
-        tensor: String,
-    },
+    FilledTwice,
     /// Bytes of a tensor were not written when the file was to be finished.
     NotFilled {
-        /// Its name.
-        tensor: String,
         /// Its size in bytes.
         expected: u64,
         /// Bytes of it that were written.
@@ -235,8 +193,6 @@ pub enum EditError {
     },
     /// The header of the tensors that were appended is larger than the space that was reserved for it.
     ReserveFull {
-        /// The tensor for which there is no space.
-        tensor: String,
         /// Bytes that were reserved.
         expected: u64,
         /// Bytes that the header would take.
@@ -276,89 +232,57 @@ pub enum EditError {
 }
 
 impl EditError {
-    /// Returns a stable name for the fault, in kebab-case; programs may match it.
-    #[must_use]
-    pub fn code(&self) -> &'static str {
-        self.row().0
-    }
-
-    /// Returns the tensor that the fault concerns, if any.
-    #[must_use]
-    pub fn tensor(&self) -> Option<&str> {
-        match self {
-            EditError::Duplicate { tensor, .. }
-            | EditError::Mismatch { tensor, .. }
-            | EditError::FilledTwice { tensor }
-            | EditError::NotFilled { tensor, .. }
-            | EditError::ReserveFull { tensor, .. } => Some(tensor),
-            _ => None,
-        }
-    }
-
-    /// Returns the expected and the found size in bytes, for a fault of sizes.
-    #[must_use]
-    pub fn expected_found(&self) -> Option<(u64, u64)> {
-        match *self {
-            EditError::NotFilled { expected, found, .. } | EditError::ReserveFull { expected, found, .. } => {
-                Some((expected, found))
-            }
-            _ => None,
-        }
-    }
-
     /// Return the code, and the text after the tensor.
-    fn row(&self) -> (&'static str, Cow<'static, str>) {
+    pub(super) fn row(&self) -> (&'static str, String) {
         match self {
             EditError::Overtaken => (
                 "overtaken",
-                "somebody else changed the file meanwhile — try again".into(),
+                "somebody else changed the file meanwhile — try again".to_owned(),
             ),
-            EditError::Duplicate { first, second, .. } => {
+            EditError::Duplicate { first, second } => {
                 let (first, second) = (first.to_string_lossy(), second.to_string_lossy());
                 let text = format!("it is in {} and in {}", Escaped(&first), Escaped(&second));
-                ("duplicate-tensor", text.into())
+                ("duplicate-tensor", text)
             }
-            EditError::Mismatch { expected, found, .. } => {
+            EditError::Mismatch { expected, found } => {
                 let outline = |(dtype, shape): &(Dtype, Vec<u64>)| format!("{dtype} of shape {shape:?}");
                 let text = format!("expected {}, found {}", outline(expected), outline(found));
-                ("mismatch", text.into())
+                ("mismatch", text)
             }
-            EditError::FilledTwice { .. } => ("filled-twice", "these elements were written already".into()),
-            EditError::NotFilled {
-                expected, found: 0, ..
-            } => {
+            EditError::FilledTwice => ("filled-twice", "these elements were written already".to_owned()),
+            EditError::NotFilled { expected, found: 0 } => {
                 let text = format!("it was never written: expected {expected} bytes");
-                ("never-filled", text.into())
+                ("never-filled", text)
             }
-            EditError::NotFilled { expected, found, .. } => {
+            EditError::NotFilled { expected, found } => {
                 let text = format!("only a part was written: expected {expected} bytes, found {found}");
-                ("partly-filled", text.into())
+                ("partly-filled", text)
             }
-            EditError::ReserveFull { expected, found, .. } => {
+            EditError::ReserveFull { expected, found } => {
                 let text = format!(
                     "no space left for its entry: {expected} bytes were reserved for the header, it needs {found}"
                 );
-                ("reserve-full", text.into())
+                ("reserve-full", text)
             }
             EditError::Busy { holder } => {
                 let text = format!("another writer is filling this file{}", in_process(*holder));
-                ("busy", text.into())
+                ("busy", text)
             }
             EditError::Locked { holder, seconds } => {
                 let holder = in_process(*holder);
                 let text = format!(
                     "the file is still locked by another edit after {seconds} s{holder} — try again when that has ended"
                 );
-                ("locked", text.into())
+                ("locked", text)
             }
             EditError::NothingToJoin => (
                 "nothing-to-join",
-                "no writer is filling this file — make one before others join it".into(),
+                "no writer is filling this file — make one before others join it".to_owned(),
             ),
-            EditError::Committed => ("committed", "the file was committed: nothing can be added".into()),
+            EditError::Committed => ("committed", "the file was committed: nothing can be added".to_owned()),
             EditError::Abandoned => (
                 "abandoned",
-                "the writer that began the file left without a commit".into(),
+                "the writer that began the file left without a commit".to_owned(),
             ),
             EditError::Orphaned { held } => {
                 let hint = if *held {
@@ -370,37 +294,29 @@ impl EditError {
                     "the writer that began the file was killed before a commit, so what is there may be of an earlier \
                      run — {hint}"
                 );
-                ("orphaned", text.into())
+                ("orphaned", text)
             }
             EditError::Forked => (
                 "forked",
-                "this writer belongs to the process that was forked — join the file in this one".into(),
+                "this writer belongs to the process that was forked — join the file in this one".to_owned(),
             ),
             EditError::BrokenJournal => (
                 "broken-journal",
-                "what the writers noted beside the file is broken".into(),
+                "what the writers noted beside the file is broken".to_owned(),
             ),
             EditError::Blob => (
                 "blob",
                 "the file is a blob of a cache, named after its contents: other contents would change every snapshot \
                  that links to it — save to the snapshot's path, which replaces the link, or elsewhere"
-                    .into(),
+                    .to_owned(),
             ),
             EditError::NoPlace => (
                 "no-place",
-                "not a regular file: this needs one with a name".into(),
+                "not a regular file: this needs one with a name".to_owned(),
             ),
         }
     }
 }
-
-impl fmt::Display for EditError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        about(f, self.tensor(), &self.row().1)
-    }
-}
-
-impl std::error::Error for EditError {}
 
 /// Return the process that locked a file, if it is known, as the end of a message.
 fn in_process(holder: Option<u32>) -> String {
@@ -452,21 +368,7 @@ impl Misfit {
     }
 }
 
-impl fmt::Display for Misfit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.row().1)
-    }
-}
-
-/// Write a message about a tensor, or about none.
-pub(super) fn about(f: &mut fmt::Formatter<'_>, tensor: Option<&str>, text: &str) -> fmt::Result {
-    if let Some(tensor) = tensor {
-        write!(f, "tensor {}: ", Quoted(tensor))?;
-    }
-    f.write_str(text)
-}
-
-/// The steps of a save, as [`Error::Write`](super::Error::Write) has them after "could not".
+/// The steps of a save, as [`Failure::Write`](super::Failure::Write) has them after "could not".
 pub(crate) mod step {
     pub(crate) const OPEN: &str = "open it for writing";
     pub(crate) const READ_ONLY: &str = "replace it, since it is read-only";

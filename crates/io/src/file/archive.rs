@@ -43,9 +43,9 @@ impl Archive {
     /// Opens a file and proves its header. No tensor is read.
     ///
     /// # Errors
-    /// [`Error::Open`] with the system's error, also if the path is a directory or no regular file; [`Error::Header`] with
-    /// the rule that the header breaks; [`Error::Read`] if reading the header fails; [`Error::UnknownBackend`] and
-    /// [`Error::InvalidThreads`] if a variable of the environment is invalid.
+    /// [`Failure::Open`] with the system's error, also if the path is a directory or no regular file; [`Failure::Header`]
+    /// with the rule that the header breaks; [`Failure::Read`] if reading the header fails; [`Failure::UnknownBackend`] and
+    /// [`Failure::InvalidThreads`] if a variable of the environment is invalid.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Archive, Error> {
         let file = Origin::Local(Arc::new(LocalFile::open(path)?));
         Archive::of(file, Some(path), options, None)
@@ -55,7 +55,7 @@ impl Archive {
     /// machine have a choice of backends.
     ///
     /// # Errors
-    /// [`Error::Header`] and [`Error::Read`], as for [`Archive::open`].
+    /// [`Failure::Header`] and [`Failure::Read`], as for [`Archive::open`].
     pub fn from_source(source: impl Source + 'static, options: &OpenOptions) -> Result<Archive, Error> {
         let source = Origin::Other(Box::new(Given::new(source)));
         Archive::of(source, None, options, None)
@@ -80,10 +80,7 @@ impl Archive {
         let header = match known.filter(is_same) {
             Some(known) => {
                 let header = Header::parse(&known.bytes, known.nbytes, &options.limits);
-                header.map_err(|fault| Error::Header {
-                    path: path.map(Path::to_owned),
-                    fault,
-                })?
+                header.map_err(|fault| Failure::Header(fault).about(path, None))?
             }
             None => read_header(source, path, &options.limits)?,
         };
@@ -152,8 +149,8 @@ impl Archive {
     /// Returns the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], with the most similar name; [`Error::Header`] for a tensor that breaks a rule, in a file that
-    /// was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
+    /// [`Failure::UnknownTensor`], with the most similar name; [`Failure::Header`] for a tensor that breaks a rule, in a file
+    /// that was opened with [`Leniency::Salvage`](ingot_format::Leniency::Salvage).
     pub fn find(&self, name: &str) -> Result<Tensor<'_>, Error> {
         let found = self.header.find(name).and_then(|number| self.tensor(number));
         found.ok_or_else(|| self.unknown(name))
@@ -162,15 +159,11 @@ impl Archive {
     /// Return the error for a name that no tensor has.
     pub(crate) fn unknown(&self, name: &str) -> Error {
         match self.header.left_out(name) {
-            Some(fault) => Error::Header {
-                path: self.path.clone(),
-                fault: fault.clone(),
-            },
-            None => Error::UnknownTensor {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-                nearest: nearest(self.header.names(), name),
-            },
+            Some(fault) => Failure::Header(fault.clone()).about(self.path(), None),
+            None => {
+                let nearest = nearest(self.header.names(), name);
+                Failure::UnknownTensor { nearest }.about(self.path(), Some(name))
+            }
         }
     }
 
@@ -213,7 +206,7 @@ impl Archive {
     /// Read the header for other processes. `None` if they read it as fast themselves.
     ///
     /// # Errors
-    /// [`Error::Read`]; [`Error::Changed`] if the file is no longer the one that was opened; [`Error::Interrupted`].
+    /// [`Failure::Read`]; [`Failure::Changed`] if the file is no longer the one that was opened; [`Failure::Interrupted`].
     pub(crate) fn shard_header(&self, stop: StopFlag<'_>) -> Result<Option<ShardHeader>, Error> {
         let Some(version) = self.source().version() else {
             return Ok(None);
@@ -244,7 +237,7 @@ impl Archive {
         let tensor = match &failure {
             Failure::Read { position, .. } => match self.check_unchanged() {
                 // The most likely reason for a short read, and the more useful message.
-                Err(changed @ Error::Changed { .. }) => return changed,
+                Err(changed) if changed.is_changed() => return changed,
                 _ => self.tensor_at(*position),
             },
             _ => None,
@@ -267,7 +260,7 @@ pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
         Ok(found) if !found.is_empty() => found
             .parse()
             .map(Some)
-            .map_err(|_| Error::InvalidThreads { found }),
+            .map_err(|_| Failure::InvalidThreads(found).into()),
         _ => Ok(None),
     }
 }
@@ -275,22 +268,20 @@ pub(crate) fn threads_of_environment() -> Result<Option<NonZeroUsize>, Error> {
 /// Fail if `source` was changed or replaced since it was opened. `path` is for the errors.
 pub(crate) fn check_unchanged(source: &dyn ReadAt, path: Option<&Path>) -> Result<(), Error> {
     let nbytes_at_open = source.nbytes();
-    match source.nbytes_now() {
-        Ok(Some(now)) if now == nbytes_at_open => Ok(()),
-        Ok(nbytes_now) => Err(Error::Changed {
-            path: path.map(Path::to_owned),
+    let failure = match source.nbytes_now() {
+        Ok(Some(now)) if now == nbytes_at_open => return Ok(()),
+        Ok(nbytes_now) => Failure::Changed {
             nbytes_at_open,
             nbytes_now,
-        }),
-        Err(source) => Err(Error::Read {
-            path: path.map(Path::to_owned),
-            tensor: None,
+        },
+        Err(source) => Failure::Read {
             position: 0,
             expected: nbytes_at_open,
             found: 0,
             source: Some(source),
-        }),
-    }
+        },
+    };
+    Err(failure.about(path, None))
 }
 
 /// What the bytes of an [`Archive`] are read from.
@@ -365,8 +356,8 @@ impl<'a> Tensor<'a> {
         self.archive
     }
 
-    /// Return the tensor as a view of the mapping, if the file is mapped and its elements are aligned there. Check that the file
-    /// is unchanged before touching the view.
+    /// Return the tensor as a view of the mapping, if the file is mapped and its elements are aligned there. Check that the
+    /// file is unchanged before touching the view.
     pub(crate) fn mapped(&self) -> Option<Region> {
         if self.strides.is_some() {
             return None;
@@ -391,12 +382,7 @@ impl<'a> Tensor<'a> {
 
     /// Return the error for an index that does not fit.
     pub(crate) fn misindexed(&self, fault: SelectionError) -> Error {
-        Error::Slice {
-            path: self.archive.path.clone(),
-            tensor: self.entry.name.to_owned(),
-            shape: self.entry.shape.to_owned(),
-            fault,
-        }
+        Failure::Slice(fault).about(self.archive.path(), Some(self.entry.name))
     }
 
     /// Return a selection as a view of the mapping, if it is contiguous and aligned there.

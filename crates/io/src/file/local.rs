@@ -30,7 +30,7 @@ use super::residency;
 use super::rows::RowReader;
 use super::source::ReadAt;
 use crate::disk::{self, Beneath, Facts, Kind, Refusal, is_out_of_descriptors, remote_file_system};
-use crate::error::{Error, unopened};
+use crate::error::{Error, Failure, unopened};
 use crate::memory::{Memory, mapped_files};
 use crate::options::{BACKEND_VARIABLE, Backend};
 
@@ -79,7 +79,7 @@ impl LocalFile {
     /// Open the file at `path`, which stays open.
     ///
     /// # Errors
-    /// [`Error::Open`].
+    /// [`Failure::Open`].
     pub fn open(path: &Path) -> Result<LocalFile, Error> {
         let file = with_room(&OPEN_FILES, || Ok(disk::open_for_reading(path)?));
         let file = file.map_err(io::Error::from).and_then(LocalFile::of);
@@ -263,9 +263,7 @@ fn choose(
     match variable {
         None | Some("" | "auto") => {}
         Some(name) => {
-            let backend = Backend::from_name(name).ok_or_else(|| Error::UnknownBackend {
-                found: name.to_owned(),
-            })?;
+            let backend = Backend::from_name(name).ok_or_else(|| Failure::UnknownBackend(name.to_owned()))?;
             return chosen(backend, format!("{BACKEND_VARIABLE}={backend}").into());
         }
     }

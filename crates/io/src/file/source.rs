@@ -53,7 +53,7 @@ pub trait Source: Send + Sync {
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize>;
 
     /// Returns text that differs once the bytes have changed, such as an ETag; `None` if the source cannot detect that. A
-    /// read fails with [`Error::Changed`] if the text differs from the text at the opening.
+    /// read fails with [`Failure::Changed`] if the text differs from the text at the opening.
     fn version(&self) -> Option<String> {
         None
     }
@@ -285,8 +285,8 @@ pub(crate) fn read_exactly(
         };
         return Err(Failure::Read {
             position,
-            expected,
-            found,
+            expected: to_u64(expected),
+            found: to_u64(found),
             source: fault,
         });
     }
@@ -316,8 +316,8 @@ impl<'s> Stream<'s> {
         let expected = dest.len();
         let failure = |found, source| Failure::Read {
             position,
-            expected,
-            found,
+            expected: to_u64(expected),
+            found: to_u64(found),
             source,
         };
         let mut waste = [0; WASTE_NBYTES];
@@ -358,12 +358,9 @@ const PREFIX_NBYTES: usize = 8;
 /// after the check. `path` is for the errors.
 ///
 /// # Errors
-/// [`Error::Header`]; [`Error::Read`].
+/// [`Failure::Header`]; [`Failure::Read`].
 pub fn read_header(source: &dyn ReadAt, path: Option<&Path>, limits: &Limits) -> Result<Header, Error> {
-    let in_file = |fault| Error::Header {
-        path: path.map(Path::to_owned),
-        fault,
-    };
+    let in_file = |fault| Failure::Header(fault).about(path, None);
     let unread = |failure: Failure| failure.about(path, None);
     let mut start = vec![0; saturating_usize(source.nbytes().min(START_NBYTES))];
     read_exactly(source, 0, &mut start, StopFlag::never()).map_err(unread)?;

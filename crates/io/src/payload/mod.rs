@@ -9,7 +9,7 @@ use std::io;
 use ingot_format::{FormatError, Header, StopFlag, to_u64, to_usize};
 
 use crate::device::DeviceBytes;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Archive, read_exactly};
 use crate::memory::Bytes;
 use crate::watch::{Asked, Watch};
@@ -110,12 +110,13 @@ impl Payload<'_> {
     /// As [`Payload::read`], for the thread of the caller: it polls `watch` while another thread waits for the bytes.
     ///
     /// # Errors
-    /// As [`Payload::read`]; an I/O error that contains [`Error::Interrupted`], which [`Stop`](crate::error::Stop)
+    /// As [`Payload::read`]; an I/O error that contains [`Failure::Interrupted`], which [`of_step`](crate::error::of_step)
     /// extracts.
     pub(crate) fn read_watched(&self, begin: u64, into: &mut [u8], watch: &dyn Watch) -> io::Result<()> {
         // A payload that does not wait is read here, since a producer runs on this thread.
         let read = |stop: StopFlag<'_>| self.read(begin, into, stop);
-        watched(self.waits(), read, &Asked(watch)).map_err(|_| io::Error::other(Error::Interrupted))?
+        watched(self.waits(), read, &Asked(watch))
+            .map_err(|_| io::Error::other(Error::from(Failure::Interrupted)))?
     }
 }
 

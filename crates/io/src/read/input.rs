@@ -18,12 +18,12 @@ pub(super) const VECTOR: usize = 1024;
 /// Short runs that are looked at together: enough to fill a read.
 pub(super) const BATCH: usize = 8 << 10;
 
-/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs less than a
-/// page apart, which a disk reads in any case, unless more bytes are discarded than are wanted.
+/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs less than
+/// a page apart, which a disk reads in any case, unless more bytes are discarded than are wanted.
 const CLOSE_NBYTES: u64 = 1 << 10;
 
-/// Runs that are shorter than this, on average, are read with the gaps between them and then copied: the system takes longer to
-/// put each of them into its own place.
+/// Runs that are shorter than this, on average, are read with the gaps between them and then copied: the system takes longer
+/// to put each of them into its own place.
 const SHORT_NBYTES: usize = 256;
 
 /// Blocks of at least this size are read one by one, straight into their place.
@@ -289,8 +289,8 @@ impl Input<'_> {
             };
             return Err(Failure::Read {
                 position: span.start,
-                expected,
-                found,
+                expected: to_u64(expected),
+                found: to_u64(found),
                 source: fault,
             });
         }

@@ -43,7 +43,7 @@ impl<'a> Job<'a> {
     /// given. Other dtypes stay as they are.
     ///
     /// # Errors
-    /// [`Error::Slice`] if the index does not fit; [`Error::Conversion`] if the dtypes do not convert.
+    /// [`Failure::Slice`] if the index does not fit; [`Failure::Conversion`] if the dtypes do not convert.
     pub fn new(tensor: Tensor<'a>, index: &[Index], dtype: Option<Dtype>) -> Result<Job<'a>, Error> {
         let selection = match index {
             [] if tensor.strides().is_none() => None,
@@ -52,12 +52,11 @@ impl<'a> Job<'a> {
         let stored = tensor.entry().dtype;
         let dtype = dtype.filter(|_| is_float(stored)).unwrap_or(stored);
         if !converts(stored, dtype) {
-            return Err(Error::Conversion {
-                path: tensor.archive().path().map(ToOwned::to_owned),
-                tensor: tensor.entry().name.to_owned(),
+            let failure = Failure::Conversion {
                 stored,
                 wanted: dtype,
-            });
+            };
+            return Err(failure.about(tensor.archive().path(), Some(tensor.entry().name)));
         }
         Ok(Job {
             selection,
@@ -71,13 +70,11 @@ impl<'a> Job<'a> {
     /// and end anywhere, even inside an element.
     ///
     /// # Errors
-    /// [`Error::Slice`] if the range cannot be an index; [`Error::Shared`] for an alias of a part that is not contiguous.
+    /// [`Failure::Slice`] if the range cannot be an index; [`Failure::Shared`] for an alias of a part that is not contiguous.
     pub fn bytes(tensor: Tensor<'a>, range: Range<i64>) -> Result<Job<'a>, Error> {
         if tensor.strides().is_some() {
-            return Err(Error::Shared {
-                path: tensor.archive().path().map(ToOwned::to_owned),
-                fault: SharedError::about(tensor.entry().name, "has it as a part that is not contiguous"),
-            });
+            let fault = SharedError::about(tensor.entry().name, "has it as a part that is not contiguous");
+            return Err(Failure::Shared(fault).about(tensor.archive().path(), None));
         }
         let nbytes = [tensor.entry().nbytes()];
         let selection = Selection::new(Dtype::U8, &nbytes, &[range.into()]);
@@ -170,11 +167,7 @@ impl<'a> Job<'a> {
     }
 
     pub(super) fn refuse(&self, misfit: Misfit) -> Error {
-        Error::Destination {
-            path: self.tensor.archive().path().map(ToOwned::to_owned),
-            tensor: self.tensor.entry().name.to_owned(),
-            misfit,
-        }
+        Failure::Destination(misfit).about(self.tensor.archive().path(), Some(self.tensor.entry().name))
     }
 }
 

@@ -84,7 +84,8 @@ use crate::workers::Reading;
 /// ```
 ///
 /// # Errors
-/// [`Error::Read`] and [`Error::Changed`] if the bytes cannot be read, [`Error::OutOfMemory`], [`Error::Interrupted`].
+/// [`Failure::Read`] and [`Failure::Changed`] if the bytes cannot be read, [`Failure::OutOfMemory`],
+/// [`Failure::Interrupted`].
 pub fn read<'a, J: Borrow<Job<'a>>>(
     jobs: impl IntoIterator<Item = J>,
     options: &ReadOptions,
@@ -98,7 +99,7 @@ pub fn read<'a, J: Borrow<Job<'a>>>(
 /// streams afterwards finds the bytes there.
 ///
 /// # Errors
-/// As [`read()`]; [`Error::Device`] and [`Error::Refused`]. No copy to a device is running then.
+/// As [`read()`]; [`Failure::Device`] and [`Failure::Refused`]. No copy to a device is running then.
 pub fn read_to<'a, J: Borrow<Job<'a>>>(
     jobs: impl IntoIterator<Item = J>,
     options: &ReadOptions,
@@ -126,7 +127,7 @@ pub fn read_to<'a, J: Borrow<Job<'a>>>(
     if missing.is_empty() {
         watch.progressed(total, total);
         if watch.interrupted() {
-            return Err(Error::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
     } else {
         let watch = &After { watch, before, total };
@@ -200,8 +201,8 @@ fn assign_pools<'j>(pieces: &mut [Piece<'_>], jobs: &[(usize, &'j Job<'_>)]) -> 
 /// Read jobs of any files, in parallel, into the caller's memory.
 ///
 /// # Errors
-/// [`Error::Destination`] if a target does not fit its job, or shares memory with another target; nothing has been read then.
-/// Otherwise as [`read()`]; bytes that were read until then stay in the targets.
+/// [`Failure::Destination`] if a target does not fit its job, or shares memory with another target; nothing has been read
+/// then. Otherwise as [`read()`]; bytes that were read until then stay in the targets.
 pub fn fill(
     jobs: &[Job<'_>],
     targets: Vec<Target<'_>>,
@@ -314,7 +315,7 @@ impl Archive {
     /// Return the bytes of the tensor `name`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`], and as [`Tensor::read`].
+    /// [`Failure::UnknownTensor`], and as [`Tensor::read`].
     pub fn read(&self, name: &str) -> Result<Region, Error> {
         self.find(name)?.read(&ReadOptions::default(), &Unwatched)
     }
@@ -340,7 +341,7 @@ impl Tensor<'_> {
     /// aligned or fill no bytes, and if `index` has a list or selects nothing: [`Tensor::select`] handles those.
     ///
     /// # Errors
-    /// [`Error::Slice`] if the index does not fit, and [`Error::Changed`].
+    /// [`Failure::Slice`] if the index does not fit, and [`Failure::Changed`].
     #[doc(hidden)]
     pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
         let entry = self.entry();
@@ -370,7 +371,7 @@ impl Tensor<'_> {
     /// contiguous there and the index has no list, else a copy; only the selected bytes are read, or little more.
     ///
     /// # Errors
-    /// [`Error::Slice`] if the index does not fit, and as [`read()`].
+    /// [`Failure::Slice`] if the index does not fit, and as [`read()`].
     pub fn select(&self, index: &[Index], watch: &dyn Watch) -> Result<(Vec<u64>, Region), Error> {
         let job = Job::new(*self, index, None)?;
         let region = on_host(&job, &ReadOptions::default(), watch)?;
@@ -397,12 +398,5 @@ fn on_host(job: &Job<'_>, options: &ReadOptions, watch: &dyn Watch) -> Result<Re
 
 /// The result of reading one job. Its block may be a little larger than the job, which an error about memory names.
 fn about<T>(job: &Job<'_>, read: Result<T, Error>) -> Result<T, Error> {
-    read.map_err(|error| match error {
-        Error::OutOfMemory { path, source, .. } => Error::OutOfMemory {
-            path,
-            nbytes: job.nbytes(),
-            source,
-        },
-        other => other,
-    })
+    read.map_err(|error| error.of_nbytes(job.nbytes()))
 }

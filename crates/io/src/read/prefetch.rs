@@ -10,7 +10,7 @@ use super::job::Job;
 use super::{about, read_to, warm_behind_mappings};
 use crate::checkpoint::Checkpoint;
 use crate::device::Onto;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Tensor, TensorId};
 use crate::options::ReadOptions;
 use crate::sync::thread::{self, JoinHandle};
@@ -45,9 +45,9 @@ pub struct Fetched {
 
 /// Tensors that a thread reads in the background, each handed out once.
 ///
-/// Tensors that wait to be handed out take no more memory than `ahead` allows, or than one tensor if that is larger. If the file
-/// is mapped, its bytes are brought into the page cache, and the tensors are views. Dropping it stops the thread, waits for
-/// it, and frees the tensors that were not handed out.
+/// Tensors that wait to be handed out take no more memory than `ahead` allows, or than one tensor if that is larger. If the
+/// file is mapped, its bytes are brought into the page cache, and the tensors are views. Dropping it stops the thread, waits
+/// for it, and frees the tensors that were not handed out.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -156,16 +156,17 @@ impl Prefetch {
         }
     }
 
-    /// Wait for the next request that was not handed out, and return it with its place among the requests; `None` after the last.
+    /// Wait for the next request that was not handed out, and return it with its place among the requests; `None` after the
+    /// last.
     ///
     /// # Errors
-    /// The error of reading it, once; [`Error::Interrupted`] if `watch` stops the wait; [`Error::Closed`].
+    /// The error of reading it, once; [`Failure::Interrupted`] if `watch` stops the wait; [`Failure::Closed`].
     pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Fetched)>, Error> {
         self.refuse_child()?;
         let first = self.shared.locked().first;
         for rank in first..self.shared.requests.len() {
             let part = self.take(rank, watch);
-            if !matches!(part, Err(Error::Interrupted)) {
+            if !part.as_ref().is_err_and(Error::is_interrupted) {
                 self.shared.locked().first = rank + 1;
             }
             if let Some(part) = part? {
@@ -195,7 +196,7 @@ impl Prefetch {
                     *slot = RequestState::Taken;
                     drop(state);
                     let part = shared.read(rank, watch);
-                    if matches!(part, Err(Error::Interrupted)) {
+                    if part.as_ref().is_err_and(Error::is_interrupted) {
                         // Nothing was handed out: the next call returns it.
                         shared.put_back(rank);
                     }
@@ -217,7 +218,7 @@ impl Prefetch {
                 .0;
             drop(state);
             if watch.interrupted() {
-                return Err(Error::Interrupted);
+                return Err(Failure::Interrupted.into());
             }
             state = shared.locked();
         }
@@ -382,9 +383,7 @@ impl Shared {
     }
 
     fn closed(&self) -> Error {
-        Error::Closed {
-            path: self.checkpoint.path().map(ToOwned::to_owned),
-        }
+        Failure::Closed.about(self.checkpoint.path(), None)
     }
 
     fn locked(&self) -> MutexGuard<'_, Progress> {
@@ -487,8 +486,16 @@ mod tests {
             ahead.process = 0;
             let (shared, thread) = (Arc::clone(&ahead.shared), locked(&ahead.thread).take());
             let held = shared.locked();
-            assert!(matches!(ahead.next(&Unwatched), Err(Error::Closed { .. })));
-            assert!(matches!(ahead.take(0, &Unwatched), Err(Error::Closed { .. })));
+            assert!(
+                ahead
+                    .next(&Unwatched)
+                    .is_err_and(|fault| fault.code() == "closed")
+            );
+            assert!(
+                ahead
+                    .take(0, &Unwatched)
+                    .is_err_and(|fault| fault.code() == "closed")
+            );
             ahead.close();
             drop(ahead);
             drop(held);
@@ -505,10 +512,14 @@ mod tests {
                 ahead.close();
                 match reader.join().unwrap() {
                     Ok(found) => assert_eq!(found.map(|found| letter(&found)), Some('c')),
-                    Err(fault) => assert!(matches!(fault, Error::Closed { .. })),
+                    Err(fault) => assert!(matches!(fault.failure(), Failure::Closed)),
                 }
             });
-            assert!(matches!(ahead.next(&Unwatched), Err(Error::Closed { .. })));
+            assert!(
+                ahead
+                    .next(&Unwatched)
+                    .is_err_and(|fault| fault.code() == "closed")
+            );
         });
     }
 }

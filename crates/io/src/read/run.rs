@@ -3,7 +3,7 @@
 use std::iter;
 use std::ops::Range;
 
-use ingot_format::{StopFlag, saturating_usize, to_u64, to_usize};
+use ingot_format::{StopFlag, to_u64, to_usize};
 
 use super::buffer::Destination;
 use super::chunk::{Task, tasks};
@@ -113,7 +113,7 @@ pub(crate) fn check_sizes(sources: &[&dyn ReadAt]) -> Result<(), InFile> {
                 file: Some(file),
                 failure: Failure::Read {
                     position: 0,
-                    expected: saturating_usize(source.nbytes()),
+                    expected: source.nbytes(),
                     found: 0,
                     source: Some(fault),
                 },

@@ -52,7 +52,8 @@ pub fn url_source(
 /// a time calls `take`.
 ///
 /// # Errors
-/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Error::Read`]; [`Error::Changed`]; [`Error::Interrupted`].
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url); [`Failure::Read`](crate::Failure::Read);
+/// [`Failure::Changed`](crate::Failure::Changed); [`Failure::Interrupted`](crate::Failure::Interrupted).
 pub fn read_url(
     url: &str,
     options: &RemoteOptions,

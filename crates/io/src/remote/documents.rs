@@ -7,7 +7,7 @@ use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
 use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
 
 use super::session::{header_limits, in_session, refused};
-use crate::error::Error;
+use crate::error::{Error, unopened};
 use crate::file::LocalFile;
 use crate::watch::Watch;
 use crate::workers::watched;
@@ -16,8 +16,8 @@ use crate::workers::watched;
 /// secrets.
 ///
 /// # Errors
-/// [`Error::Open`], which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is `NotFound` or
-/// `PermissionDenied` if the server says so. Also [`Error::Interrupted`].
+/// [`Failure::Open`](crate::Failure::Open), which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is
+/// `NotFound` or `PermissionDenied` if the server says so. Also [`Failure::Interrupted`](crate::Failure::Interrupted).
 pub fn fetch_beside(
     url: &str,
     name: &str,
@@ -46,7 +46,7 @@ pub fn fetch_beside(
 /// without a file for the whole model.
 ///
 /// # Errors
-/// [`Error::Interrupted`].
+/// [`Failure::Interrupted`](crate::Failure::Interrupted).
 pub fn hub_headers(
     url: &str,
     options: &RemoteOptions,
@@ -68,10 +68,10 @@ fn read(path: PathBuf, most: u64) -> Result<(PathBuf, Vec<u8>), Error> {
     match outcome {
         Ok(_) if to_u64(bytes.len()) > most => {
             let source = Fault::too_large(most).into();
-            Err(Error::Open { path, source })
+            Err(unopened(&path)(source))
         }
         Ok(_) => Ok((path, bytes)),
-        Err(source) => Err(Error::Open { path, source }),
+        Err(source) => Err(unopened(&path)(source)),
     }
 }
 
@@ -85,10 +85,7 @@ mod tests {
         std::fs::write(file.path(), "12345").unwrap();
         let path = file.path().to_owned();
         assert_eq!(read(path.clone(), 5).unwrap(), (path.clone(), b"12345".to_vec()));
-        let Err(Error::Open { source: fault, .. }) = read(path, 4) else {
-            panic!("it has five bytes");
-        };
-        assert_eq!(Fault::of(&fault).unwrap().code(), "document-too-large");
+        assert_eq!(read(path, 4).unwrap_err().code(), "document-too-large");
     }
 
     #[cfg(unix)]

@@ -49,10 +49,13 @@ use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, want
 /// ```
 ///
 /// # Errors
-/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url). [`Error::Open`] if a file exists that may not be replaced, or
-/// if the URL is a model with shards and `path` is not a directory. [`Error::Read`], [`Error::Changed`], [`Error::Write`]
-/// and [`Error::Interrupted`], after which the next call resumes. [`Error::Digest`], after which it starts again.
-/// [`Error::Edit`] with [`EditError::Busy`](crate::EditError::Busy) if another call downloads this file.
+/// As [`Checkpoint::open_url`](crate::Checkpoint::open_url). [`Failure::Open`](crate::Failure::Open) if a file exists that
+/// may not be replaced, or if the URL is a model with shards and `path` is not a directory.
+/// [`Failure::Read`](crate::Failure::Read), [`Failure::Changed`](crate::Failure::Changed),
+/// [`Failure::Write`](crate::Failure::Write) and [`Failure::Interrupted`](crate::Failure::Interrupted), after which the next
+/// call resumes. [`Failure::Digest`](crate::Failure::Digest), after which it starts again.
+/// [`Failure::Edit`](crate::Failure::Edit) with [`EditError::Busy`](crate::EditError::Busy) if another call downloads this
+/// file.
 pub fn download(
     url: &str,
     path: &Path,

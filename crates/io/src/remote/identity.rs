@@ -10,7 +10,8 @@ use crate::watch::Watch;
 /// for requests without credentials and for files of this machine.
 ///
 /// # Errors
-/// [`Error::Open`], which contains a [`Fault`](ingot_remote::Fault); [`Error::Interrupted`].
+/// [`Failure::Open`](crate::Failure::Open), which contains a [`Fault`](ingot_remote::Fault);
+/// [`Failure::Interrupted`](crate::Failure::Interrupted).
 pub fn identity(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Option<Found>, Error> {
     in_session(url, options, &header_limits(), watch, |session| {
         let (Location::Remote(remote) | Location::Cached(_, Some(remote))) = session.locate(url)? else {

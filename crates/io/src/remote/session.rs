@@ -12,7 +12,7 @@ use ingot_remote::{
 use super::source;
 use crate::checkpoint::folder::{index_of, read_index};
 use crate::checkpoint::{Checkpoint, Shards, Store};
-use crate::error::{CheckpointFault, Error, Failure};
+use crate::error::{CheckpointFault, Error, Failure, unopened};
 use crate::file::{Archive, LocalFile, Origin};
 use crate::options::{CheckpointOptions, OpenOptions, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
@@ -80,8 +80,8 @@ impl Checkpoint {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Open`], which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is `NotFound` or
-    /// `PermissionDenied` if the server says so. Also [`Error::Header`], [`Error::Index`] and [`Error::Interrupted`].
+    /// [`Failure::Open`], which contains a [`Fault`]. The kind of its [`io::Error`](std::io::Error) is `NotFound` or
+    /// `PermissionDenied` if the server says so. Also [`Failure::Header`], [`Failure::Index`] and [`Failure::Interrupted`].
     pub fn open_url(
         url: &str,
         options: &RemoteOptions,
@@ -147,8 +147,8 @@ pub(super) fn in_session<T: Send>(
 }
 
 fn region_of(error: &Error) -> Option<&str> {
-    match error {
-        Error::Open { source, .. } => Fault::of(source)?.region(),
+    match error.failure() {
+        Failure::Open(source) => Fault::of(source)?.region(),
         _ => None,
     }
 }
@@ -248,7 +248,7 @@ impl<'f> Session<'f> {
                 None => fault,
             },
             [Some(Err(fault)), _] => fault,
-            [None, _] => return Err(Error::Interrupted),
+            [None, _] => return Err(Failure::Interrupted.into()),
         };
         Err(refused(&folder.shown, missing))
     }
@@ -344,10 +344,7 @@ impl<'f> Session<'f> {
 
     fn header(&self, remote: &Remote, source: &RemoteFile) -> Result<Header, Error> {
         let header = Header::parse(source.start(), source.nbytes(), &self.limits);
-        header.map_err(|fault| Error::Header {
-            path: Some(remote.shown.clone().into()),
-            fault,
-        })
+        header.map_err(|fault| Failure::Header(fault).about(Some(Path::new(&remote.shown)), None))
     }
 
     /// Open the shards of `index`, which was read from `path` and belongs to `remote`.
@@ -418,10 +415,9 @@ impl Store for RemoteShards {
 
 /// Check that the names of the shards may become parts of URLs.
 pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Error> {
-    let path = path.to_owned();
     match index.check_in_urls() {
         Ok(()) => Ok(index),
-        Err(fault) => Err(Error::Index { path, fault }),
+        Err(fault) => Err(Failure::Index(fault).about(Some(path), None)),
     }
 }
 
@@ -436,27 +432,18 @@ fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
 }
 
 pub(super) fn refused(shown: &str, fault: Fault) -> Error {
-    Error::Open {
-        path: shown.into(),
-        source: fault.into(),
-    }
+    unopened(Path::new(shown))(fault.into())
 }
 
 /// Whether a header was rejected because the file is an index.
 fn names_index(error: &Error) -> bool {
-    let Error::Header {
-        fault: FormatError::Foreign { kind, .. },
-        ..
-    } = error
-    else {
-        return false;
-    };
-    *kind == Foreign::IndexJson
+    let foreign = |kind: &Foreign| *kind == Foreign::IndexJson;
+    matches!(error.failure(), Failure::Header(FormatError::Foreign { kind, .. }) if foreign(kind))
 }
 
 fn lacks_shards(error: &Error) -> bool {
-    let Error::Checkpoint { fault, .. } = error else {
-        return false;
-    };
-    matches!(fault, CheckpointFault::MissingShards { .. })
+    matches!(
+        error.failure(),
+        Failure::Checkpoint(CheckpointFault::MissingShards { .. })
+    )
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::disk::{self, Kind};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Failure, Step, step};
 use crate::watch::{POLL, Watch};
 
 /// Bytes that are sent to the disk at once while others are still written. Enough that it writes long runs.
@@ -50,13 +50,15 @@ impl Flusher {
     }
 
     /// Flushes the rest, and waits.
-    pub(super) fn finish(self, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+    pub(super) fn finish(self, file: &File, watch: &dyn Watch) -> Result<(), Error> {
         drop(self.written);
         let outcome = self.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
         loop {
             match outcome.recv_timeout(POLL) {
                 Ok(outcome) => return outcome.step(step::FLUSH),
-                Err(RecvTimeoutError::Timeout) if watch.interrupted() => return Err(Stop::Interrupted),
+                Err(RecvTimeoutError::Timeout) if watch.interrupted() => {
+                    return Err(Failure::Interrupted.into());
+                }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return sync(file).step(step::FLUSH),
             }
@@ -79,7 +81,7 @@ fn run(file: &File, written: &Receiver<u64>) -> io::Result<()> {
 }
 
 /// Makes the bytes of `file` durable.
-pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Error> {
     match Flusher::start(file) {
         Some(flusher) => flusher.finish(file, watch),
         None => sync(file).step(step::FLUSH),
@@ -133,7 +135,11 @@ mod tests {
         });
         assert!(finished.is_ok());
         let (_sender, endless) = flusher();
-        assert!(matches!(endless.finish(&file, &Now), Err(Stop::Interrupted)));
+        assert!(
+            endless
+                .finish(&file, &Now)
+                .is_err_and(|fault| fault.is_interrupted())
+        );
     }
 
     #[test]
@@ -141,10 +147,8 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let (sender, failed) = flusher();
         sender.send(Err(io::ErrorKind::StorageFull.into())).unwrap();
-        assert!(matches!(
-            failed.finish(&file, &Unwatched),
-            Err(Stop::Fault { .. })
-        ));
+        let failed = failed.finish(&file, &Unwatched).unwrap_err();
+        assert_eq!(failed.system().unwrap().kind(), io::ErrorKind::StorageFull);
         let (sender, ended) = flusher();
         drop(sender);
         assert!(ended.finish(&file, &Unwatched).is_ok());

@@ -46,7 +46,7 @@ use ingot_format::{FormatError, Layout, StopFlag};
 
 use crate::digest::NewHeader;
 use crate::disk::{Resolved, resolve};
-use crate::error::{Error, Step, Stop, step, unstorable};
+use crate::error::{Error, Step, step, unstorable};
 use crate::options::{Replace, SaveOptions};
 use crate::payload::Payload;
 use crate::watch::Watch;
@@ -70,11 +70,12 @@ use write::Writing;
 /// ```
 ///
 /// # Errors
-/// [`Error::Unstorable`] if the size of a payload is not the size of its tensor, before the disk is touched.
-/// [`Error::Open`] if a file exists and the options are [`Replace::Nothing`]. [`Error::Write`] if the file cannot be
-/// written; [`Error::Interrupted`]. An existing file is unchanged then, and there is no temporary file; except with
-/// [`Replace::InPlace`], for streams, and if the last step failed, flushing the directory: the new file exists, but a loss
-/// of power may undo that.
+/// [`Failure::Unstorable`](crate::Failure::Unstorable) if the size of a payload is not the size of its tensor, before the
+/// disk is touched. [`Failure::Open`](crate::Failure::Open) if a file exists and the options are [`Replace::Nothing`].
+/// [`Failure::Write`](crate::Failure::Write) if the file cannot be written;
+/// [`Failure::Interrupted`](crate::Failure::Interrupted). An existing file is unchanged then, and there is no temporary file;
+/// except with [`Replace::InPlace`], for streams, and if the last step failed, flushing the directory: the new file exists,
+/// but a loss of power may undo that.
 pub fn save(
     path: &Path,
     layout: &Layout,
@@ -126,7 +127,7 @@ impl NewHeader {
 /// Write the file that consists of `pieces`, as [`save`] does.
 ///
 /// # Errors
-/// As [`save`]; [`Error::Unstorable`] if `pieces` could not be made.
+/// As [`save`]; [`Failure::Unstorable`](crate::Failure::Unstorable) if `pieces` could not be made.
 pub fn save_pieces(
     path: &Path,
     pieces: Result<Pieces<'_>, FormatError>,
@@ -140,10 +141,10 @@ pub fn save_pieces(
         watch,
     };
     let nbytes = writing.pieces.nbytes();
-    write_to_target(&writing).map_err(|stop| target::explain(path, nbytes, options, stop))
+    write_to_target(&writing).map_err(|fault| target::explain(path, nbytes, options, fault))
 }
 
-fn write_to_target(writing: &Writing<'_>) -> Result<(), Stop> {
+fn write_to_target(writing: &Writing<'_>) -> Result<(), Error> {
     let Writing { options, watch, .. } = *writing;
     match resolve(writing.path, watch)? {
         Resolved::Entry(entry) if options.replace == Replace::InPlace && entry.blob.is_none() => {
@@ -190,9 +191,9 @@ mod tests {
         let path = folder.path().join("file");
         let empty = tempfile::tempfile().unwrap();
         let saved = save_new(&path, Payload::File(FileRange::new(&empty, 0, 5)));
-        assert!(matches!(saved, Err(Error::Write { .. })), "{saved:?}");
+        assert_eq!(saved.unwrap_err().code(), "write");
         save_new(&path, Payload::from(&b"bytes"[..])).unwrap();
         let saved = save_new(&path, Payload::from(&b"bytes"[..]));
-        assert!(matches!(saved, Err(Error::Open { .. })), "{saved:?}");
+        assert_eq!(saved.unwrap_err().code(), "open");
     }
 }

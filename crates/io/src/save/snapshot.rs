@@ -8,7 +8,7 @@ use std::thread;
 use ingot_format::{Layout, StopFlag};
 
 use super::write::pieces::{PIECE, Pieces};
-use crate::error::{Error, Stop, step, unstorable};
+use crate::error::{Error, Failure, of_step, step, unstorable};
 use crate::memory::Pages;
 use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
@@ -51,8 +51,8 @@ impl Snapshot {
     /// become.
     ///
     /// # Errors
-    /// [`Error::Unstorable`] if the size of a payload is not the size of its tensor, [`Error::OutOfMemory`],
-    /// [`Error::Write`] if a payload fails to produce its bytes, [`Error::Interrupted`].
+    /// [`Failure::Unstorable`] if the size of a payload is not the size of its tensor, [`Failure::OutOfMemory`],
+    /// [`Failure::Write`] if a payload fails to produce its bytes, [`Failure::Interrupted`].
     pub fn take(
         layout: &Layout,
         payloads: &[Payload<'_>],
@@ -104,10 +104,12 @@ fn is_fetched(pieces: &Pieces<'_>, block: usize) -> bool {
 fn copied(pieces: &Pieces<'_>, block: usize, path: &Path, stop: StopFlag<'_>) -> Result<Pages, Error> {
     let lens = pieces_of(pieces, block).map(|piece| pieces.len(piece));
     let len = lens.sum();
-    let mut copy = Pages::allocate(len).map_err(|source| Error::OutOfMemory {
-        path: Some(path.to_owned()),
-        nbytes: pieces.nbytes(),
-        source: Some(source),
+    let mut copy = Pages::allocate(len).map_err(|source| {
+        let failure = Failure::OutOfMemory {
+            nbytes: pieces.nbytes(),
+            source: Some(source),
+        };
+        failure.about(Some(path), None)
     })?;
     copy.want_huge(0..len);
     let mut begin = 0;
@@ -118,7 +120,7 @@ fn copied(pieces: &Pieces<'_>, block: usize, path: &Path, stop: StopFlag<'_>) ->
         begin = range.end;
         pieces
             .fill(piece, &mut copy.bytes_mut()[range], stop)
-            .map_err(|source| Stop::of(step::READ, source).about(path, pieces.nbytes()))?;
+            .map_err(|source| of_step(step::READ, source).in_save(path, pieces.nbytes()))?;
     }
     Ok(copy)
 }
@@ -198,7 +200,10 @@ mod tests {
         let (short, whole) = (Payload::from(&bytes[..4]), Payload::from(&bytes[..]));
         for payloads in [vec![short], vec![], vec![whole.clone(), whole.clone()]] {
             let taken = Snapshot::take(&layout_of(&[8]), &payloads, Path::new("file"), &Unwatched);
-            assert!(matches!(taken, Err(Error::Unstorable { .. })), "{payloads:?}");
+            assert!(
+                taken.is_err_and(|fault| matches!(fault.failure(), Failure::Unstorable(_))),
+                "{payloads:?}"
+            );
         }
         let mut snapshot = Snapshot::take(&layout_of(&[8]), &[whole], Path::new("file"), &Unwatched).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -211,9 +216,9 @@ mod tests {
                 &Unwatched,
             )
         };
-        assert!(matches!(save(&snapshot, 9), Err(Error::Unstorable { .. })));
+        assert!(save(&snapshot, 9).is_err_and(|fault| matches!(fault.failure(), Failure::Unstorable(_))));
         snapshot.blocks.clear();
-        assert!(matches!(save(&snapshot, 8), Err(Error::Unstorable { .. })));
+        assert!(save(&snapshot, 8).is_err_and(|fault| matches!(fault.failure(), Failure::Unstorable(_))));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -228,7 +233,7 @@ mod tests {
         let bytes = vec![1; 2 * BLOCK];
         let layout = layout_of(&[bytes.len()]);
         let taken = Snapshot::take(&layout, &[Payload::from(&bytes[..])], Path::new("file"), &Now);
-        assert!(matches!(taken, Err(Error::Interrupted)));
+        assert!(taken.as_ref().is_err_and(Error::is_interrupted));
     }
 
     /// A byte that has to be fetched, and the number of requests for it.

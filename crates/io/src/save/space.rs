@@ -11,13 +11,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::disk::{self, DirectoryEntry, Size, remote_file_system};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Failure, Step, step};
 use crate::watch::Watch;
 
 /// Reserve `nbytes` for `file`, so that a full disk is found before time is spent on writing, and so that threads can write
 /// side by side (8.6 GB/s with two after this, against 5 with one, ext4, November 2026). Renaming over a file is cheaper
 /// too: ext4 flushes bytes that have no place on the disk first, which took seconds.
-pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Stop> {
+pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -> Result<(), Error> {
     disk::check_size_limit(nbytes).step(step::RESERVE)?;
     if size == Size::Sparse {
         return file.set_len(nbytes).step(step::RESERVE);
@@ -39,7 +39,7 @@ fn each_step(
     nbytes: u64,
     watch: &dyn Watch,
     mut reserve: impl FnMut(u64, u64) -> io::Result<bool>,
-) -> Result<(), Stop> {
+) -> Result<(), Error> {
     /// Signals that may interrupt the calls. A file system can undo one each time, so that a fast timer would keep it from
     /// ever ending.
     const SIGNALS: u32 = 16;
@@ -49,7 +49,7 @@ fn each_step(
     let mut released = given_back();
     while position < nbytes {
         if watch.interrupted() {
-            return Err(Stop::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         let count = disk::RESERVED_AT_ONCE.min(nbytes - position);
         match reserve(position, count) {
@@ -168,10 +168,18 @@ mod tests {
         assert!(
             taken >= disk::RESERVED_AT_ONCE || space.f_bavail * space.f_frsize < 2 * disk::RESERVED_AT_ONCE
         );
-        let Err(Stop::Fault { step, source }) = stop else {
-            panic!("it was reserved");
-        };
-        assert_eq!((step, source.kind()), (step::RESERVE, io::ErrorKind::StorageFull));
+        let fault = stop.unwrap_err();
+        assert!(
+            matches!(
+                fault.failure(),
+                Failure::Write {
+                    step: step::RESERVE,
+                    ..
+                }
+            ),
+            "{fault}"
+        );
+        assert_eq!(fault.system().unwrap().kind(), io::ErrorKind::StorageFull);
         assert!(disk::check_room(&file, 1).is_ok());
     }
 
@@ -181,7 +189,7 @@ mod tests {
         let nbytes = disk::RESERVED_AT_ONCE + 5;
         match reserve(&file, nbytes, Size::Set, &Unwatched) {
             Ok(()) => {}
-            Err(Stop::Fault { source, .. }) if is_full(&source) => {
+            Err(fault) if fault.system().is_some_and(is_full) => {
                 eprintln!("not run: temporary files have no room for 1 GiB");
                 return;
             }
@@ -192,7 +200,7 @@ mod tests {
     }
 
     /// Take two steps by calls with these outcomes, and then without faults. Return the outcome and the number of calls.
-    fn taken(ends: &[Result<bool, io::ErrorKind>]) -> (Result<(), Stop>, usize) {
+    fn taken(ends: &[Result<bool, io::ErrorKind>]) -> (Result<(), Error>, usize) {
         let mut calls = Vec::new();
         let outcome = each_step(disk::RESERVED_AT_ONCE + 5, &Unwatched, |position, count| {
             calls.push((position, count));
@@ -244,13 +252,17 @@ mod tests {
         }
         // As long as some are given back meanwhile, by others too, and no longer.
         let (outcome, _) = taken(&vec![Err(io::ErrorKind::StorageFull); 1000]);
-        assert!(matches!(
-            outcome,
-            Err(Stop::Fault {
-                step: step::RESERVE,
-                ..
-            })
-        ));
+        let fault = outcome.unwrap_err();
+        assert!(
+            matches!(
+                fault.failure(),
+                Failure::Write {
+                    step: step::RESERVE,
+                    ..
+                }
+            ),
+            "{fault}"
+        );
     }
 
     #[test]

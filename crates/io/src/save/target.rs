@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use crate::disk::{self, DirectoryEntry, Resolved, resolve};
-use crate::error::{EditError, Error, Stop, unopened};
+use crate::error::{EditError, Error, unopened};
 use crate::options::SaveOptions;
 use crate::watch::Watch;
 
@@ -14,8 +14,9 @@ use crate::watch::Watch;
 /// A symbolic link is followed, and need not lead to a file. Pipes and devices are not opened.
 ///
 /// # Errors
-/// [`Error::Open`] if a file exists and `options` keep it; [`Error::Write`] if it is read-only, or the path cannot be
-/// written to; [`Error::Edit`] for a blob of a content-addressed store.
+/// [`Failure::Open`](crate::Failure::Open) if a file exists and `options` keep it; [`Failure::Write`](crate::Failure::Write)
+/// if it is read-only, or the path cannot be written to; [`Failure::Edit`](crate::Failure::Edit) for a blob of a
+/// content-addressed store.
 pub fn check_destination(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
     match fs::metadata(path) {
         Ok(found) if !found.is_file() && !found.is_dir() => return Ok(()),
@@ -25,33 +26,31 @@ pub fn check_destination(path: &Path, options: &SaveOptions, watch: &dyn Watch) 
     match resolve(path, watch) {
         Ok(Resolved::Entry(entry)) => check(&entry, path, options),
         Ok(Resolved::Nameless(_) | Resolved::Stream(_)) => Ok(()),
-        Err(stop) => Err(stop.about(path, 0)),
+        Err(fault) => Err(fault.in_save(path, 0)),
     }
 }
 
 /// Check whether `entry`, to which `path` leads, may be replaced.
 pub(super) fn check(entry: &DirectoryEntry, path: &Path, options: &SaveOptions) -> Result<(), Error> {
     let checked = entry.check(options);
-    checked.map_err(|stop| explain(path, 0, options, stop))
+    checked.map_err(|fault| explain(path, 0, options, fault))
 }
 
 /// The entry to which `path` leads, for a file that gets its name when it is complete.
 pub(super) fn find(path: &Path, watch: &dyn Watch) -> Result<DirectoryEntry, Error> {
-    match resolve(path, watch).map_err(|stop| stop.about(path, 0))? {
+    match resolve(path, watch).map_err(|fault| fault.in_save(path, 0))? {
         Resolved::Entry(entry) => Ok(entry),
         Resolved::Nameless(_) | Resolved::Stream(_) => Err(EditError::NoPlace.about(path)),
     }
 }
 
 /// The error for `stop`, which kept the file at `path` from being written.
-pub(super) fn explain(path: &Path, nbytes: u64, options: &SaveOptions, stop: Stop) -> Error {
-    match stop {
-        Stop::Fault { source, .. }
-            if options.keeps_existing() && source.kind() == io::ErrorKind::AlreadyExists =>
-        {
-            is_there(path)
-        }
-        stop => stop.about(path, nbytes),
+pub(super) fn explain(path: &Path, nbytes: u64, options: &SaveOptions, fault: Error) -> Error {
+    let exists = |source: &io::Error| source.kind() == io::ErrorKind::AlreadyExists;
+    if options.keeps_existing() && fault.system().is_some_and(exists) {
+        is_there(path)
+    } else {
+        fault.in_save(path, nbytes)
     }
 }
 

@@ -11,7 +11,7 @@ use super::{RecordedDigests, sha256_from};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::copied::copied;
 use crate::digest::{Algorithm, Digest, Digests, Unequal};
-use crate::error::{CheckpointFault, Error};
+use crate::error::{CheckpointFault, Error, Failure};
 use crate::file::{Archive, Files, Tensor, TensorId};
 use crate::memory::Region;
 use crate::options::ReadOptions;
@@ -57,9 +57,9 @@ impl Checkpoint {
     /// tensor is then one without a digest.
     ///
     /// # Errors
-    /// [`Error::Digest`] for the first tensor, or the file, that differs; [`Error::NoDigest`] for the first tensor without
-    /// a digest in its file; [`Error::Checksums`]; [`Error::Checkpoint`] for one hash of many files; and the errors of
-    /// [`crate::read`](fn@crate::read).
+    /// [`Failure::Digest`] for the first tensor, or the file, that differs; [`Failure::NoDigest`] for the first tensor
+    /// without a digest in its file; [`Failure::Checksums`]; [`Failure::Checkpoint`] for one hash of many files; and the
+    /// errors of [`crate::read`](fn@crate::read).
     #[doc(hidden)]
     pub fn proven(
         &self,
@@ -150,7 +150,7 @@ impl Checkpoint {
     /// digests are computed of the bytes of the file, before they are converted.
     ///
     /// # Errors
-    /// As [`Checkpoint::proven`] and [`fill`](crate::binding::fill). After [`Error::Digest`] the bytes stay in the targets.
+    /// As [`Checkpoint::proven`] and [`fill`](crate::binding::fill). After [`Failure::Digest`] the bytes stay in the targets.
     #[doc(hidden)]
     pub fn fill_proven(
         &self,
@@ -211,10 +211,10 @@ impl Checkpoint {
     pub(super) fn one_file(&self) -> Result<&Archive, Error> {
         match self.index() {
             None => self.file(0),
-            Some(_) => Err(Error::Checkpoint {
-                path: self.path().map(ToOwned::to_owned).unwrap_or_default(),
-                fault: CheckpointFault::ManyFiles { files: self.files() },
-            }),
+            Some(_) => {
+                let fault = CheckpointFault::ManyFiles { files: self.files() };
+                Err(Failure::Checkpoint(fault).about(self.path(), None))
+            }
         }
     }
 }
@@ -260,10 +260,7 @@ impl Archive {
                 continue;
             };
             let Ok(place) = record.covered.binary_search_by_key(&number, |pair| pair.0) else {
-                return Err(Error::NoDigest {
-                    path: self.path().map(ToOwned::to_owned),
-                    tensor: entry.name.to_owned(),
-                });
+                return Err(Failure::NoDigest.about(self.path(), Some(entry.name)));
             };
             tensors.push((Some(number), record.covered[place].1));
             ranges.push(start + entry.begin..start + entry.end);
@@ -278,12 +275,10 @@ impl Archive {
     /// What ModelSpec's hash, which is `text`, promises of the data section.
     fn kept_of_data(&self, text: &str) -> Result<Promise, Error> {
         let header = self.header();
-        let expected = sha256_from(text).ok_or_else(|| Error::Checksums {
-            path: self.path().map(ToOwned::to_owned),
-            reason: format!(
-                "metadata `{MODEL_SPEC_KEY}` is not a SHA-256: {}",
-                ingot_format::Quoted(text)
-            ),
+        let expected = sha256_from(text).ok_or_else(|| {
+            let text = ingot_format::Quoted(text);
+            let reason = format!("metadata `{MODEL_SPEC_KEY}` is not a SHA-256: {text}");
+            Failure::Checksums(reason).about(self.path(), None)
         })?;
         Ok(Promise::of(expected, header.data_start()..header.file_nbytes()))
     }
@@ -317,16 +312,13 @@ impl Archive {
         for ((number, expected), found) in promise.tensors.into_iter().zip(found) {
             if found != Some(expected) {
                 let entry = number.and_then(|number| self.header().entry(number));
-                return Err(Error::Digest {
-                    path: self.path().map(ToOwned::to_owned),
-                    tensor: entry.map(|entry| entry.name.to_owned()),
-                    unequal: Box::new(Unequal {
-                        algorithm: promise.algorithm,
-                        expected,
-                        // Everything was fed, so everything has a digest.
-                        found: found.unwrap_or_else(|| Digest::zero(promise.algorithm)),
-                    }),
-                });
+                let unequal = Unequal {
+                    algorithm: promise.algorithm,
+                    expected,
+                    // Everything was fed, so everything has a digest.
+                    found: found.unwrap_or_else(|| Digest::zero(promise.algorithm)),
+                };
+                return Err(Failure::Digest(unequal).about(self.path(), entry.map(|entry| entry.name)));
             }
         }
         Ok(())

@@ -30,7 +30,7 @@ use crate::watch::Watch;
 /// ```
 ///
 /// # Errors
-/// [`Error::Open`]; [`Error::Read`]; [`Error::Changed`] if the file was written meanwhile; [`Error::Interrupted`].
+/// [`Failure::Open`]; [`Failure::Read`]; [`Failure::Changed`] if the file was written meanwhile; [`Failure::Interrupted`].
 pub fn hash(path: &Path, algorithm: Algorithm, watch: &dyn Watch) -> Result<Digest, Error> {
     let source = LocalFile::open(path)?;
     hash_range(&source, 0..source.nbytes(), algorithm, path, watch)
@@ -87,7 +87,7 @@ pub fn read_runs(
 fn explain(failure: Failure, source: &dyn ReadAt, path: &Path) -> Error {
     match check_unchanged(source, Some(path)) {
         // The likeliest reason for a short read, and the more useful error.
-        Err(changed @ Error::Changed { .. }) if matches!(failure, Failure::Read { .. }) => changed,
+        Err(changed) if changed.is_changed() && matches!(failure, Failure::Read { .. }) => changed,
         _ => failure.about(Some(path), None),
     }
 }

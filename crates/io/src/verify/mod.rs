@@ -17,7 +17,7 @@ use self::pass::{Feeding, feed, wanted};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Digest, Digests, Hasher};
 use crate::disk;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::file::{Archive, Files};
 use crate::options::{Backend, OpenOptions};
 use crate::payload::Payload;
@@ -157,7 +157,7 @@ pub(crate) fn sha256_from(text: &str) -> Option<Digest> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checksums`] if the record of digests is broken or has an unknown algorithm; errors of [`hash()`]. A digest
+/// [`Failure::Checksums`] if the record of digests is broken or has an unknown algorithm; errors of [`hash()`]. A digest
 /// that differs is not an error: the report lists it.
 pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Report, Error> {
     // Never mapped: if another process shortens the file now, reading it returns an error instead of ending the
@@ -177,7 +177,7 @@ impl Checkpoint {
     /// during the check ends the process.
     ///
     /// # Errors
-    /// As [`verify`]; [`Error::Checkpoint`] if files and index do not match, or if `sha256` is passed for an index.
+    /// As [`verify`]; [`Failure::Checkpoint`] if files and index do not match, or if `sha256` is passed for an index.
     pub fn verify(&self, sha256: Option<Digest>, watch: &dyn Watch) -> Result<Vec<Report>, Error> {
         if sha256.is_some() {
             self.one_file()?;
@@ -362,10 +362,7 @@ impl RecordedDigests {
 
     /// Parse the record of digests of the tensors in `header`.
     pub(crate) fn parse(text: &str, header: &Header, path: Option<&Path>) -> Result<RecordedDigests, Error> {
-        let fault = |reason: String| Error::Checksums {
-            path: path.map(Path::to_owned),
-            reason,
-        };
+        let fault = |reason: String| Failure::Checksums(reason).about(path, None);
         let checksums = Checksums::parse(text).map_err(|error| fault(error.to_string()))?;
         let algorithm = Algorithm::from_name(checksums.algorithm()).ok_or_else(|| {
             let names = Algorithm::ALL.map(Algorithm::name).join(", ");

@@ -92,9 +92,9 @@ impl Appender {
     /// Appends a tensor.
     ///
     /// # Errors
-    /// [`Error::Unstorable`] if the name exists or is reserved, or the size is invalid; [`Error::Edit`] with
-    /// [`EditError::ReserveFull`], [`EditError::Mismatch`] or [`EditError::Committed`]; [`Error::Write`]. The file is
-    /// unchanged then.
+    /// [`Failure::Unstorable`](crate::Failure::Unstorable) if the name exists or is reserved, or the size is invalid;
+    /// [`Failure::Edit`](crate::Failure::Edit) with [`EditError::ReserveFull`], [`EditError::Mismatch`] or
+    /// [`EditError::Committed`]; [`Failure::Write`](crate::Failure::Write). The file is unchanged then.
     pub fn append(
         &mut self,
         name: &str,
@@ -124,11 +124,10 @@ impl Appender {
         }
         if header_nbytes > self.reserved {
             let fault = EditError::ReserveFull {
-                tensor: name.to_owned(),
                 expected: self.reserved,
                 found: header_nbytes,
             };
-            return Err(fault.about(&self.path));
+            return Err(fault.about(&self.path).of(name));
         }
         let position = self.reserved + self.end;
         let temp = self.open()?;
@@ -144,7 +143,7 @@ impl Appender {
     /// Write the header of the file, and rename it to its path.
     ///
     /// # Errors
-    /// [`Error::Write`]; [`Error::Edit`] with [`EditError::Committed`].
+    /// [`Failure::Write`](crate::Failure::Write); [`Failure::Edit`](crate::Failure::Edit) with [`EditError::Committed`].
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         let head = self.laid_out(None)?.head;
         let nbytes = self.reserved + self.end;

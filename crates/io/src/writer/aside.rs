@@ -18,7 +18,7 @@ impl Aside {
     /// Makes the file.
     ///
     /// # Errors
-    /// [`Error::Write`]; [`Error::Edit`] if another writer fills a file for this path, or a file cannot be made there.
+    /// [`Failure::Write`]; [`Failure::Edit`] if another writer fills a file for this path, or a file cannot be made there.
     pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
         let temp = Some(Temp::create(path, 0, options, watch)?);
         Ok(Aside { temp })
@@ -33,8 +33,8 @@ impl Aside {
     /// Rename the file to its path. Later calls do nothing.
     ///
     /// # Errors
-    /// [`Error::Write`]; [`Error::Open`] for a file that is not to be replaced. The new one is gone then. [`Error::Edit`] in the
-    /// child of a fork, whose parent has the file.
+    /// [`Failure::Write`]; [`Failure::Open`] for a file that is not to be replaced. The new one is gone then.
+    /// [`Failure::Edit`] in the child of a fork, whose parent has the file.
     pub fn commit(&mut self, watch: &dyn Watch) -> Result<(), Error> {
         if let Some(temp) = &self.temp {
             temp.check_process()?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ingot_format::{StopFlag, to_u64, to_usize};
 
 use crate::disk::write_all_at;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::payload::Payload;
 use crate::save::Temp;
 use crate::watch::{Asked, Watch};
@@ -38,7 +38,7 @@ impl<'f> Filler<'f> {
         let mut begin = range.start;
         while begin < range.end {
             if self.watch.interrupted() {
-                return Err(Error::Interrupted);
+                return Err(Failure::Interrupted.into());
             }
             let end = range.end.min(begin + PIECE);
             self.put_piece(payload, begin..end, position)
@@ -68,7 +68,8 @@ impl<'f> Filler<'f> {
                         Ok(())
                     })
                 };
-                watched(false, write, &Asked(self.watch)).map_err(|_| io::Error::other(Error::Interrupted))?
+                watched(false, write, &Asked(self.watch))
+                    .map_err(|_| io::Error::other(Error::from(Failure::Interrupted)))?
             }
             Payload::File(of) => of.copy(range, file, position, &mut self.buffer),
             _ => {

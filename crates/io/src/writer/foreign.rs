@@ -25,7 +25,7 @@ impl ForeignFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// [`Error::Open`].
+    /// [`Failure::Open`].
     pub fn open(path: &Path) -> Result<ForeignFile, Error> {
         Ok(ForeignFile {
             path: path.to_owned(),
@@ -37,7 +37,7 @@ impl ForeignFile {
     /// does it by itself where it can.
     ///
     /// # Errors
-    /// As [`Writer::write`]; [`Error::Read`] when the file has fewer bytes.
+    /// As [`Writer::write`]; [`Failure::Read`] when the file has fewer bytes.
     pub fn copy(
         &self,
         position: u64,
@@ -58,7 +58,7 @@ impl ForeignFile {
     /// Return whether the `nbytes` bytes from `position` on equal the bytes of `tensor` from its byte `begin` on.
     ///
     /// # Errors
-    /// [`Error::Read`] when one of the two cannot be read; [`Error::Interrupted`].
+    /// [`Failure::Read`] when one of the two cannot be read; [`Failure::Interrupted`].
     pub fn agrees(
         &self,
         position: u64,
@@ -97,14 +97,13 @@ impl ForeignFile {
         if there >= nbytes {
             Ok(())
         } else {
-            Err(Error::Read {
-                path: Some(self.path.clone()),
-                tensor: None,
+            let failure = Failure::Read {
                 position,
                 expected: nbytes,
                 found: there,
                 source: None,
-            })
+            };
+            Err(failure.about(Some(&self.path), None))
         }
     }
 }

@@ -33,7 +33,7 @@ use ingot_format::{
 use self::fill::Filler;
 use self::journal::{End, Journal, JournalFault, Verdict};
 use crate::disk::{Lock, Locked};
-use crate::error::{EditError, Error, size, unstorable};
+use crate::error::{EditError, Error, Failure, size, unstorable};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::save::{Temp, journal_fault};
@@ -80,7 +80,7 @@ impl Writer {
     /// Begin the file at `path`, which will hold tensors of these `specs`.
     ///
     /// # Errors
-    /// [`Error::Unstorable`] for what the format cannot hold; [`Error::Write`]; [`Error::Edit`] with
+    /// [`Failure::Unstorable`] for what the format cannot hold; [`Failure::Write`]; [`Failure::Edit`] with
     /// [`EditError::Busy`] if another writer fills this file, or [`EditError::NoPlace`].
     pub fn create(
         path: &Path,
@@ -117,8 +117,8 @@ impl Writer {
     /// no other process has the file open. The caller has to know that all bytes belong together.
     ///
     /// # Errors
-    /// [`Error::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
-    /// [`Error::Write`] if the temporary file or the journal cannot be opened, locked or read.
+    /// [`Failure::Edit`] with [`EditError::NothingToJoin`], [`EditError::Orphaned`] or [`EditError::BrokenJournal`];
+    /// [`Failure::Write`] if the temporary file or the journal cannot be opened, locked or read.
     pub fn join(
         path: &Path,
         finish: bool,
@@ -127,17 +127,14 @@ impl Writer {
     ) -> Result<Writer, Error> {
         for _ in 0..TRIES {
             if watch.interrupted() {
-                return Err(Error::Interrupted);
+                return Err(Failure::Interrupted.into());
             }
             if finish && let Some(writer) = Writer::take_over(path, options, watch)? {
                 return Ok(writer);
             }
             match Writer::join_living(path, options, watch) {
                 // Several processes that finish the same file block each other until one of them has it.
-                Err(Error::Edit {
-                    fault: EditError::Orphaned { .. },
-                    ..
-                }) if finish => std::thread::sleep(PAUSE),
+                Err(fault) if finish && fault.code() == "orphaned" => std::thread::sleep(PAUSE),
                 joined => return joined,
             }
         }
@@ -206,13 +203,13 @@ impl Writer {
         self.temp.draft_path()
     }
 
-    /// Write the elements of the tensor `name` that `index` selects; an empty index selects all. `payload` holds their bytes, of
-    /// a tensor of `dtype` and `shape`.
+    /// Write the elements of the tensor `name` that `index` selects; an empty index selects all. `payload` holds their bytes,
+    /// of a tensor of `dtype` and `shape`.
     ///
     /// # Errors
-    /// [`Error::UnknownTensor`]; [`Error::Slice`] if the index does not fit the tensor; [`Error::Edit`] with
-    /// [`EditError::Mismatch`] if the payload does not fit the index, [`EditError::FilledTwice`], or the way in which the file
-    /// ended; [`Error::Write`]. Nothing counts as written then.
+    /// [`Failure::UnknownTensor`]; [`Failure::Slice`] if the index does not fit the tensor; [`Failure::Edit`] with
+    /// [`EditError::Mismatch`] if the payload does not fit the index, [`EditError::FilledTwice`], or the way in which the
+    /// file ended; [`Failure::Write`]. Nothing counts as written then.
     pub fn write(
         &self,
         name: &str,
@@ -226,11 +223,11 @@ impl Writer {
         self.check_owner()?;
         let (entry, selection) = self.select(name, index)?;
         if (entry.dtype, selection.shape()) != (dtype, shape) || payload.nbytes() != selection.nbytes() {
-            return Err(self.refuse(EditError::Mismatch {
-                tensor: name.to_owned(),
+            let mismatch = EditError::Mismatch {
                 expected: (entry.dtype, selection.shape().to_owned()),
                 found: (dtype, shape.to_owned()),
-            }));
+            };
+            return Err(self.refuse(mismatch).of(name));
         }
         let ranges: Vec<Range<u64>> = selection
             .runs()
@@ -264,25 +261,19 @@ impl Writer {
 
     /// Return the tensor `name`, and the part that `index` selects.
     fn select(&self, name: &str, index: &[Index]) -> Result<(Entry<'_>, Selection), Error> {
-        let entry = self.header.get(name).ok_or_else(|| Error::UnknownTensor {
-            path: Some(self.path().to_owned()),
-            tensor: name.to_owned(),
-            nearest: None,
-        })?;
-        let selection = Selection::new(entry.dtype, entry.shape, index).map_err(|fault| Error::Slice {
-            path: Some(self.path().to_owned()),
-            tensor: name.to_owned(),
-            shape: entry.shape.to_owned(),
-            fault,
-        })?;
+        let about = |failure: Failure| failure.about(Some(self.path()), Some(name));
+        let entry = self.header.get(name);
+        let entry = entry.ok_or_else(|| about(Failure::UnknownTensor { nearest: None }))?;
+        let selection = Selection::new(entry.dtype, entry.shape, index);
+        let selection = selection.map_err(|fault| about(Failure::Slice(fault)))?;
         Ok((entry, selection))
     }
 
     /// Rename the file, once every byte was written by any of its writers.
     ///
     /// # Errors
-    /// [`Error::Edit`] with [`EditError::NotFilled`], after which writing may go on. [`Error::Open`] if a file has the name by
-    /// now and the options keep it, [`Error::Write`], [`Error::Interrupted`]: the new file is removed.
+    /// [`Failure::Edit`] with [`EditError::NotFilled`], after which writing may go on. [`Failure::Open`] if a file has the
+    /// name by now and the options keep it, [`Failure::Write`], [`Failure::Interrupted`]: the new file is removed.
     pub fn commit(&self, watch: &dyn Watch) -> Result<(), Error> {
         self.temp.check_process()?;
         self.check_owner()?;
@@ -314,10 +305,8 @@ impl Writer {
     fn judge(&self, verdict: Verdict, name: &str) -> Result<(), Error> {
         let fault = match verdict {
             Verdict::Accepted => return Ok(()),
-            Verdict::Taken(_) => EditError::FilledTwice {
-                tensor: name.to_owned(),
-            },
-            Verdict::Incomplete => self.missing(),
+            Verdict::Taken(_) => return Err(self.refuse(EditError::FilledTwice).of(name)),
+            Verdict::Incomplete => return Err(self.missing()),
             Verdict::Ended(End::Committed) => EditError::Committed,
             Verdict::Ended(End::Abandoned) => EditError::Abandoned,
         };
@@ -325,16 +314,18 @@ impl Writer {
     }
 
     /// Find the first tensor with bytes that were not written.
-    fn missing(&self) -> EditError {
+    fn missing(&self) -> Error {
         let found = |entry: &Entry<'_>| self.journal.written(&(entry.begin..entry.end));
         let missing = self.header.entries().find(|entry| found(entry) < entry.nbytes());
         match missing {
-            Some(entry) => EditError::NotFilled {
-                tensor: entry.name.to_owned(),
-                expected: entry.nbytes(),
-                found: found(&entry),
-            },
-            None => EditError::BrokenJournal,
+            Some(entry) => {
+                let not_filled = EditError::NotFilled {
+                    expected: entry.nbytes(),
+                    found: found(&entry),
+                };
+                self.refuse(not_filled).of(entry.name)
+            }
+            None => self.refuse(EditError::BrokenJournal),
         }
     }
 

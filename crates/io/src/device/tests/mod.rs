@@ -237,18 +237,17 @@ fn fail_each_call(threads: usize) {
             match outcome {
                 // Such as memory that could not be pinned, or that is only freed.
                 Ok(is_right) => assert!(is_right, "{what}"),
-                Err(Error::Device { fault, .. }) => {
-                    let DeviceFault::Call {
+                Err(error) => {
+                    let Failure::Device(DeviceFault::Call {
                         code: found, name, ..
-                    } = *fault
+                    }) = error.failure()
                     else {
-                        panic!("{what}: {fault}");
+                        panic!("{what}: {error}");
                     };
                     failed += 1;
-                    assert_eq!(found, code, "{what}");
+                    assert_eq!(*found, code, "{what}");
                     assert!(name.starts_with("CUDA_ERROR_"), "{what}: {name}");
                 }
-                Err(other) => panic!("{what}: {other}"),
             }
             assert_eq!(left.stray, 0, "{what}");
             // A lost device takes its memory along: no call frees it.
@@ -375,7 +374,7 @@ fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_
     end.store(nbytes - 10_000, Ordering::Relaxed);
     let device = fake.device(0);
     let refused = load(&fake, &device, &whole(&archive)).unwrap_err();
-    assert!(matches!(refused, Error::Read { .. }), "{refused}");
+    assert!(matches!(refused.failure(), Failure::Read { .. }), "{refused}");
     // Copies that are still under way would find their memory gone.
     fake.settle();
     assert!(fake.counters().copies > 0);

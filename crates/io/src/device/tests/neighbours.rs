@@ -5,7 +5,7 @@ use std::thread;
 
 use super::super::fake::{Fake, Neighbour, pattern};
 use super::{file, is_right, load, load_on, mixed, whole};
-use crate::error::Error;
+use crate::error::Failure;
 use crate::payload::Payload;
 use crate::save::save;
 use crate::watch::Unwatched;
@@ -104,7 +104,7 @@ fn a_device_that_is_lost_while_it_pins_fails_the_load() {
         fake.pin_code(code);
         let device = fake.device(0);
         let refused = load(&fake, &device, &parts).unwrap_err();
-        assert!(matches!(refused, Error::Device { .. }), "{refused}");
+        assert!(matches!(refused.failure(), Failure::Device(_)), "{refused}");
     }
 }
 

@@ -14,7 +14,7 @@ use super::super::memory::DeviceRegion;
 use super::super::ring::SLOT_NBYTES;
 use super::super::{DeviceFault, DeviceStream};
 use super::Dice;
-use crate::error::Error;
+use crate::error::{Error, Failure};
 use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::save::{Pieces, Snapshot, save};
@@ -228,16 +228,15 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
             match saved {
                 // Such as memory that could not be pinned, or that is only freed.
                 Ok(()) => assert!(found == expected, "{what}"),
-                Err(Error::Device { fault, path, .. }) => {
-                    let DeviceFault::Call { code: found_code, .. } = *fault else {
-                        panic!("{what}: {fault}");
+                Err(error) => {
+                    let Failure::Device(DeviceFault::Call { code: found_code, .. }) = *error.failure() else {
+                        panic!("{what}: {error}");
                     };
                     failed += 1;
                     assert_eq!((found_code, &found[..]), (code, &b"old"[..]), "{what}");
                     // The device is opened before a file is spoken of.
-                    assert!(path.is_none_or(|path| path.ends_with("file")), "{what}");
+                    assert!(error.path().is_none_or(|path| path.ends_with("file")), "{what}");
                 }
-                Err(other) => panic!("{what}: {other}"),
             }
             assert_eq!(left.stray, 0, "{what}");
             if !(700..=719).contains(&code) {

@@ -55,7 +55,7 @@ fn stops_beside_a_kernel(
         assert!(is_soon && begun.elapsed() < SOON, "{what}: waits for the kernel");
         working.join().unwrap()
     });
-    assert!(matches!(outcome, Err(Error::Interrupted)), "{what}");
+    assert!(outcome.as_ref().is_err_and(Error::is_interrupted), "{what}");
     // What was queued is still copied, from memory and to memory that is there.
     fake.settle();
     assert_eq!(

@@ -14,14 +14,14 @@ use rustix::io::{Errno, retry_on_intr};
 use super::directory::{Directory, facts_of_target};
 use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Entered, Walk, is_digest};
 use crate::disk::{Kind, Resolved};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Failure, Step, step};
 use crate::watch::{POLL, Watch};
 
 /// As many links as Linux follows.
 const LINKS: usize = 40;
 
 /// Follows `path` to its end.
-pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> {
+pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Error> {
     match fs::stat(path).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
         Ok(FileType::Directory) => return Err(Errno::ISDIR).step(step::OPEN),
         Ok(FileType::RegularFile) | Err(Errno::NOENT) => {}
@@ -31,7 +31,7 @@ pub(crate) fn resolve(path: &Path, watch: &dyn Watch) -> Result<Resolved, Stop> 
     follow(path)
 }
 
-fn follow(path: &Path) -> Result<Resolved, Stop> {
+fn follow(path: &Path) -> Result<Resolved, Error> {
     let mut path = path.to_path_buf();
     let mut walk = Walk::default();
     for _ in 0..LINKS {
@@ -111,11 +111,11 @@ fn standard_stream(path: &Path) -> Option<io::Result<File>> {
 
 /// Open a pipe or a device for writing. The call does not block, so that a save into a pipe without a reader can be
 /// interrupted.
-fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolved, Stop> {
+fn open_stream(path: &Path, kind: FileType, watch: &dyn Watch) -> Result<Resolved, Error> {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
     loop {
         if watch.interrupted() {
-            return Err(Stop::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         match retry_on_intr(|| fs::open(path, flags, Mode::empty())) {
             Ok(fd) => return Ok(Resolved::Stream(fd.into())),

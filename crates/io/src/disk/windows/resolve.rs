@@ -10,18 +10,18 @@ use super::fault::{is_a_directory, too_many_links};
 use super::name::device;
 use crate::disk::Resolved;
 use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Entered, Walk, is_digest};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Step, step};
 use crate::watch::Watch;
 
 /// As many links as Windows follows.
 const LINKS: usize = 63;
 
 /// Follows `path` to its end.
-pub(crate) fn resolve(path: &Path, _: &dyn Watch) -> Result<Resolved, Stop> {
+pub(crate) fn resolve(path: &Path, _: &dyn Watch) -> Result<Resolved, Error> {
     follow(path)
 }
 
-fn follow(path: &Path) -> Result<Resolved, Stop> {
+fn follow(path: &Path) -> Result<Resolved, Error> {
     if is_device(path) {
         // What `print!` holds back belongs in front.
         let opened = io::stdout()
@@ -100,9 +100,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("there"), b"x").unwrap();
         let followed = |path: &Path| {
-            follow(path).map_err(|stop| match stop {
-                Stop::Fault { source, .. } => source,
-                _ => io::Error::other("refused"),
+            follow(path).map_err(|fault| {
+                let kind = fault.system().map_or(io::ErrorKind::Other, io::Error::kind);
+                io::Error::new(kind, fault.to_string())
             })
         };
         let led = |name: &str| match followed(&folder.path().join(name))? {

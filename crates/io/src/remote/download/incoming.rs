@@ -15,7 +15,7 @@ use super::part_table::{PartHash, PartHashes, PartTable, SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, VersionedSource, compare};
 use crate::digest::{Algorithm, Hasher};
 use crate::disk::{self, Facts};
-use crate::error::{Error, Failure};
+use crate::error::{Error, Failure, unopened};
 use crate::file::check_unchanged;
 use crate::file::{ReadAt, Stream, is_in_its_place, read_exactly};
 use crate::options::{ReadOptions, SaveOptions};
@@ -97,11 +97,11 @@ impl Partial {
                 // The other file was removed, and this one was just created.
                 temp.discard();
             }
-            return Err(Error::Changed {
-                path: Some(self.path.clone()),
+            let failure = Failure::Changed {
                 nbytes_at_open: self.nbytes,
                 nbytes_now: (now.nbytes != self.nbytes).then_some(now.nbytes),
-            });
+            };
+            return Err(failure.about(Some(&self.path), None));
         }
         temp.grow_to(self.nbytes);
         let temp = Arc::new(temp);
@@ -121,10 +121,7 @@ impl Partial {
     }
 
     fn facts(&self, temp: &Temp) -> Result<Facts, Error> {
-        disk::facts(temp.file()).map_err(|source| Error::Open {
-            path: self.path.clone(),
-            source,
-        })
+        disk::facts(temp.file()).map_err(unopened(&self.path))
     }
 }
 
@@ -180,7 +177,7 @@ impl Incoming {
         match std::fs::metadata(&path) {
             Ok(metadata) if metadata.len() != versioned.source.nbytes() => Err(is_there(&path)),
             Ok(_) => Ok(Incoming::new(versioned, path, Landing::Named(seal))),
-            Err(source) => Err(Error::Open { path, source }),
+            Err(source) => Err(unopened(&path)(source)),
         }
     }
 
@@ -246,7 +243,7 @@ impl Incoming {
         hash_in_order(in_order, number, &self.table, temp.file()).map_err(|fault| {
             let failure = Failure::Read {
                 position: part.start,
-                expected: size(&part),
+                expected: part.end - part.start,
                 found: 0,
                 source: Some(fault),
             };

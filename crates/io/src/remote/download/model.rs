@@ -13,7 +13,7 @@ use ingot_format::to_u64;
 use super::incoming::{Incoming, fetch, sum};
 use super::part_table::{SEAL_NBYTES, Seal};
 use super::wanted::{DownloadOptions, Downloaded, RemoteModel, VersionedSource, make_folder};
-use crate::error::Error;
+use crate::error::{Error, Step};
 use crate::payload::FileRange;
 use crate::save::check_destination;
 use crate::save::{Temp, is_there};
@@ -177,12 +177,10 @@ fn remove(path: &Path, durable: bool) -> Result<(), Error> {
         }
     };
     match removed() {
-        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::Write {
-            path: path.to_owned(),
-            step: "remove the old index",
-            nbytes: 0,
-            source,
-        }),
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            let removed = Err(source).step("remove the old index");
+            removed.map_err(|fault| fault.in_save(path, 0))
+        }
         _ => Ok(()),
     }
 }

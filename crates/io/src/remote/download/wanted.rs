@@ -12,7 +12,7 @@ use ingot_remote::{Location, Remote, RemoteFile, RemoteOptions};
 use super::part_table::PartTable;
 use crate::checkpoint::folder::index_of;
 use crate::digest::{Algorithm, Digest, Unequal};
-use crate::error::Error;
+use crate::error::{Error, Failure, unopened};
 use crate::file::{LocalFile, ReadAt};
 use crate::options::{Replace, SaveOptions};
 use crate::payload::FileRange;
@@ -195,7 +195,7 @@ impl Session<'_> {
         let sha256 = linked(source, &index);
         let mut bytes = vec![0; index_nbytes(source.nbytes(), &path)?];
         let read = source.all(self.stop).read_exact(&mut bytes);
-        read.map_err(|source| unopened(&path, source))?;
+        read.map_err(unopened(&path))?;
         if let Some(expected) = sha256 {
             compare(&path, expected, Algorithm::Sha256.digest(&bytes))?;
         }
@@ -210,9 +210,7 @@ impl Session<'_> {
         let source = LocalFile::open(path)?;
         let range = FileRange::of_local(&source, 0, source.nbytes());
         let mut bytes = vec![0; index_nbytes(source.nbytes(), path)?];
-        range
-            .read(0, &mut bytes)
-            .map_err(|source| unopened(path, source))?;
+        range.read(0, &mut bytes).map_err(unopened(path))?;
         let beside = match remote {
             Some(remote) => ShardBase::Url(Box::new(remote)),
             None => ShardBase::Folder(path.parent().map(Path::to_owned).unwrap_or_default()),
@@ -240,16 +238,10 @@ impl Session<'_> {
 
 /// Return the size of an index, if it is within the limit.
 fn index_nbytes(nbytes: u64, path: &Path) -> Result<usize, Error> {
-    let path = path.to_owned();
     match IndexReader::new(nbytes) {
         Ok(_) => Ok(to_usize(nbytes).unwrap_or(usize::MAX)),
-        Err(fault) => Err(Error::Index { path, fault }),
+        Err(fault) => Err(Failure::Index(fault).about(Some(path), None)),
     }
-}
-
-fn unopened(path: &Path, source: std::io::Error) -> Error {
-    let path = path.to_owned();
-    Error::Open { path, source }
 }
 
 impl RemoteModel {
@@ -344,20 +336,17 @@ fn version(path: &Path) -> Option<String> {
 }
 
 pub(super) fn make_folder(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(|source| unopened(path, source))
+    fs::create_dir_all(path).map_err(unopened(path))
 }
 
 pub(super) fn compare(path: &Path, expected: Digest, found: Digest) -> Result<(), Error> {
     if expected == found {
         return Ok(());
     }
-    Err(Error::Digest {
-        path: Some(path.to_owned()),
-        tensor: None,
-        unequal: Box::new(Unequal {
-            algorithm: Algorithm::Sha256,
-            expected,
-            found,
-        }),
-    })
+    let unequal = Unequal {
+        algorithm: Algorithm::Sha256,
+        expected,
+        found,
+    };
+    Err(Failure::Digest(unequal).about(Some(path), None))
 }

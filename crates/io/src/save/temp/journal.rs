@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::Temp;
 use super::names;
 use crate::disk::{self, DirectoryEntry, Lock, Locked, Opening, Size, try_lock, unlock};
-use crate::error::{EditError, Error, Step, Stop, step};
+use crate::error::{EditError, Error, Step, of_step, step};
 use crate::options::SaveOptions;
 use crate::save::space;
 use crate::save::target::{self, find};
@@ -28,7 +28,7 @@ impl Temp {
         options: &SaveOptions,
         watch: &dyn Watch,
     ) -> Result<Temp, Error> {
-        let fault = |stop: Stop| stop.about(path, nbytes);
+        let fault = |fault: Error| fault.in_save(path, nbytes);
         let entry = Arc::new(find(path, watch)?);
         target::check(&entry, path, options)?;
         names::remove_stale(&entry);
@@ -54,7 +54,7 @@ impl Temp {
         let entry = find(path, watch)?;
         locked_journal(&entry, Opening::Journal, lock)
             .step(step::JOURNAL)
-            .map_err(|stop| stop.about(path, 0))
+            .map_err(|fault| fault.in_save(path, 0))
     }
 
     /// Open the temporary file `name`, which another writer made. `None` if it is gone, or is no temporary file for `path`.
@@ -75,7 +75,9 @@ impl Temp {
         };
         let (file, attributes) = match opened() {
             Err(fault) if fault.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened.step(step::JOURNAL).map_err(|stop| stop.about(path, 0))?,
+            opened => opened
+                .step(step::JOURNAL)
+                .map_err(|fault| fault.in_save(path, 0))?,
         };
         let entry = Arc::new(entry);
         let mut temp = Temp::of(path, entry, options, attributes, file, Some(name.to_owned()));
@@ -114,7 +116,7 @@ impl Temp {
 
     /// Without locks no process can find out whether another one is there.
     fn lock_fault(&self, source: io::Error) -> Error {
-        Stop::of(step::OWNER, source).about(&self.path, self.nbytes)
+        of_step(step::OWNER, source).in_save(&self.path, self.nbytes)
     }
 
     /// Another handle of the journal.
@@ -129,7 +131,7 @@ impl Temp {
 
 /// The error for `source`, which kept the journal for `path` from being read or written.
 pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
-    Stop::of(step::JOURNAL, source).about(path, 0)
+    of_step(step::JOURNAL, source).in_save(path, 0)
 }
 
 /// The error for a file `name` beside `path` that another writer has locked.

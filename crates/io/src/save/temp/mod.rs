@@ -19,7 +19,7 @@ use super::target::explain;
 use crate::disk::{
     Attributes, DirectoryEntry, Locked, Unlinked, is_replaced_by_copy, unsupported, write_all_at,
 };
-use crate::error::{EditError, Error, Step, Stop, step};
+use crate::error::{EditError, Error, Failure, Step, of_step, step};
 use crate::options::SaveOptions;
 use crate::watch::Watch;
 
@@ -51,7 +51,7 @@ impl Temp {
         entry: &Arc<DirectoryEntry>,
         options: &SaveOptions,
         has_name: bool,
-    ) -> Result<Temp, Stop> {
+    ) -> Result<Temp, Error> {
         let (attributes, birth) = entry.inherited().step(step::ATTRIBUTES)?;
         let unnamed = (!has_name).then(|| entry.directory.unnamed(birth)).flatten();
         let (file, name) = if let Some(file) = unnamed {
@@ -138,16 +138,16 @@ impl Temp {
 
     /// The error for `source`, which kept a part of the file from being written.
     pub(crate) fn write_fault(&self, source: std::io::Error) -> Error {
-        Stop::of(step::WRITE, source).about(&self.path, self.nbytes)
+        of_step(step::WRITE, source).in_save(&self.path, self.nbytes)
     }
 
     /// Apply the attributes of the target, and rename the file to it.
     pub(crate) fn publish(&self, watch: &dyn Watch) -> Result<(), Error> {
         self.try_publish(watch)
-            .map_err(|stop| explain(&self.path, self.nbytes, &self.options, stop))
+            .map_err(|fault| explain(&self.path, self.nbytes, &self.options, fault))
     }
 
-    fn try_publish(&self, watch: &dyn Watch) -> Result<(), Stop> {
+    fn try_publish(&self, watch: &dyn Watch) -> Result<(), Error> {
         self.apply_attributes()?;
         if self.options.durable {
             flush(&self.file, watch)?;
@@ -159,7 +159,7 @@ impl Temp {
     }
 
     /// Apply the attributes of the file that is replaced.
-    pub(super) fn apply_attributes(&self) -> Result<(), Stop> {
+    pub(super) fn apply_attributes(&self) -> Result<(), Error> {
         match &self.attributes {
             Some(attributes) => attributes.apply(&self.file).step(step::ATTRIBUTES),
             None => Ok(()),
@@ -167,11 +167,11 @@ impl Temp {
     }
 
     /// Link a file without a name to a temporary name. Return false if the system links no unnamed files here.
-    pub(super) fn link(&mut self) -> Result<bool, Stop> {
+    pub(super) fn link(&mut self) -> Result<bool, Error> {
         if self.name.is_none() {
             match names::link(&self.entry, &self.file) {
                 Ok(name) => self.name = Some(name),
-                Err(Unlinked::Fault(fault)) => return Err(Stop::of(step::RENAME, fault)),
+                Err(Unlinked::Fault(fault)) => return Err(fault).step(step::RENAME),
                 Err(Unlinked::Exists | Unlinked::Impossible) => return Ok(false),
             }
         }
@@ -180,9 +180,9 @@ impl Temp {
 
     /// Rename the file to the target. A file that has that name is replaced if the options allow it. Return false if the file
     /// system renames no file over another.
-    pub(super) fn take_name(&self, watch: &dyn Watch) -> Result<bool, Stop> {
+    pub(super) fn take_name(&self, watch: &dyn Watch) -> Result<bool, Error> {
         if watch.interrupted() {
-            return Err(Stop::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         let DirectoryEntry { directory, name, .. } = &*self.entry;
         let new = || directory.rename_new(self.name(), name);
@@ -206,7 +206,7 @@ impl Temp {
     }
 
     /// Make the new name durable if the options require it.
-    pub(super) fn flush_name(&self) -> Result<(), Stop> {
+    pub(super) fn flush_name(&self) -> Result<(), Error> {
         if self.options.durable {
             let flushed = self.entry.directory.flush(&self.file);
             flushed.step(step::FLUSH_DIRECTORY)?;

@@ -10,7 +10,7 @@ use super::Temp;
 use super::journal::busy;
 use super::names::{has_name, temp_prefix};
 use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
-use crate::error::{Error, Step, Stop, step};
+use crate::error::{Error, Step, step};
 use crate::options::SaveOptions;
 use crate::save::flush::flush;
 use crate::save::space;
@@ -20,8 +20,8 @@ use crate::watch::Watch;
 /// How often the file is opened again that another process has just renamed or removed.
 const TRIES: usize = 10;
 
-/// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other process
-/// fills them.
+/// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other
+/// process fills them.
 impl Temp {
     /// Open the unfinished file for `path`, or make an empty one.
     pub(crate) fn resume(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Temp, Error> {
@@ -40,7 +40,9 @@ impl Temp {
             }
             Ok(Some((file, attributes)))
         };
-        let opened = opened().step(step::CREATE).map_err(|stop| stop.about(path, 0))?;
+        let opened = opened()
+            .step(step::CREATE)
+            .map_err(|fault| fault.in_save(path, 0))?;
         let (file, attributes) = opened.ok_or_else(|| busy(&entry, &name, path))?;
         let temp = Temp::of(path, Arc::new(entry), options, attributes, file, Some(name));
         temp.keep();
@@ -59,23 +61,23 @@ impl Temp {
         if !self.options.durable {
             return Ok(());
         }
-        flush(&self.file, watch).map_err(|stop| stop.about(&self.path, self.nbytes))
+        flush(&self.file, watch).map_err(|fault| fault.in_save(&self.path, self.nbytes))
     }
 
     /// Remove its bytes, and reserve `nbytes`.
     pub(crate) fn begin_anew(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         self.nbytes = nbytes;
-        let made = || -> Result<(), Stop> {
+        let made = || -> Result<(), Error> {
             self.file.set_len(0).step(step::WRITE)?;
             space::reserve(&self.file, nbytes, Size::Scattered, watch)?;
             self.file.set_len(nbytes).step(step::WRITE)
         };
-        made().map_err(|stop| stop.about(&self.path, nbytes))
+        made().map_err(|fault| fault.in_save(&self.path, nbytes))
     }
 
     /// Rename it to the target with its first `nbytes` only.
     pub(crate) fn publish_first(&self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
-        let published = || -> Result<(), Stop> {
+        let published = || -> Result<(), Error> {
             if self.options.durable {
                 // Before the hashes behind the bytes are cut off, since this takes the longest and may be interrupted.
                 flush(&self.file, watch)?;
@@ -83,7 +85,7 @@ impl Temp {
             self.file.set_len(nbytes).step(step::WRITE)?;
             self.try_publish(watch)
         };
-        published().map_err(|stop| explain(&self.path, nbytes, &self.options, stop))
+        published().map_err(|fault| explain(&self.path, nbytes, &self.options, fault))
     }
 }
 

@@ -18,7 +18,7 @@ use super::flush::{Flusher, flush};
 use super::space::{self, release};
 use super::temp::{self, Temp};
 use crate::disk::{self, Directory, DirectoryEntry, Size};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Step, step};
 use crate::options::SaveOptions;
 use crate::payload::{FileRange, Payload};
 use crate::watch::{Asked, Watch};
@@ -37,7 +37,7 @@ pub(super) struct Writing<'w> {
 
 impl Writing<'_> {
     /// Write a temporary file and rename it to `entry`: the path always leads to the whole old file or to the whole new one.
-    pub(super) fn atomic(&self, entry: DirectoryEntry) -> Result<(), Stop> {
+    pub(super) fn atomic(&self, entry: DirectoryEntry) -> Result<(), Error> {
         entry.check(self.options)?;
         let entry = Arc::new(entry);
         temp::remove_stale(&entry);
@@ -54,7 +54,7 @@ impl Writing<'_> {
 
     /// Return a file with a name and the bytes of `temp`. They are not read from the payloads again, which the caller may
     /// change after the watch has reported all bytes.
-    fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Stop> {
+    fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Error> {
         let nbytes = self.pieces.nbytes();
         let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
         let pieces = Pieces::of_bytes(&all);
@@ -68,7 +68,7 @@ impl Writing<'_> {
     }
 
     /// Return a complete temporary file, without the name of its target.
-    fn fill(&self, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Stop> {
+    fn fill(&self, entry: &Arc<DirectoryEntry>, has_name: bool) -> Result<Temp, Error> {
         let temp = Temp::make(self.path, entry, self.options, has_name)?;
         let file = temp.file();
         let shares = self.pieces.share_blocks() && crate::payload::shares_blocks(file);
@@ -99,7 +99,7 @@ impl Writing<'_> {
     }
 
     /// Write into the file of `entry`, or make it. A failure may leave it half written.
-    pub(super) fn in_place(&self, entry: &DirectoryEntry) -> Result<(), Stop> {
+    pub(super) fn in_place(&self, entry: &DirectoryEntry) -> Result<(), Error> {
         self.open(entry, |file| self.overwrite(file, Some(entry)))
     }
 
@@ -107,8 +107,8 @@ impl Writing<'_> {
     fn open(
         &self,
         entry: &DirectoryEntry,
-        write: impl FnOnce(&File) -> Result<(), Stop>,
-    ) -> Result<(), Stop> {
+        write: impl FnOnce(&File) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let (file, made) = entry.open().step(step::OPEN)?;
         if !made && self.options.keeps_existing() {
             return Err(disk::exists()).step(step::OPEN);
@@ -125,7 +125,7 @@ impl Writing<'_> {
     }
 
     /// Replace the contents of `file`. `entry` is its name, if it has one.
-    pub(super) fn overwrite(&self, file: &File, entry: Option<&DirectoryEntry>) -> Result<(), Stop> {
+    pub(super) fn overwrite(&self, file: &File, entry: Option<&DirectoryEntry>) -> Result<(), Error> {
         let nbytes = self.pieces.nbytes();
         let fill = |file| {
             space::reserve(file, nbytes, Size::Set, self.watch)?;
@@ -152,7 +152,7 @@ impl Writing<'_> {
 
     /// Copy `from` into `file`. The old bytes are lost from here on, so the watch is not asked: a whole file late is better
     /// than half a file.
-    fn copy(&self, mut from: &File, mut file: &File) -> Result<(), Stop> {
+    fn copy(&self, mut from: &File, mut file: &File) -> Result<(), Error> {
         let nbytes = self.pieces.nbytes();
         from.rewind().step(step::COPY)?;
         if io::copy(&mut from, &mut file).step(step::COPY)? != nbytes {
@@ -164,7 +164,7 @@ impl Writing<'_> {
         self.finish(file)
     }
 
-    fn finish(&self, file: &File) -> Result<(), Stop> {
+    fn finish(&self, file: &File) -> Result<(), Error> {
         if self.options.durable {
             file.sync_all().step(step::FLUSH)?;
         }
@@ -172,7 +172,7 @@ impl Writing<'_> {
     }
 
     /// Write into a pipe, a terminal or another device.
-    pub(super) fn stream(&self, file: &File) -> Result<(), Stop> {
+    pub(super) fn stream(&self, file: &File) -> Result<(), Error> {
         stream::write(self.pieces, file, self.watch)?;
         if self.options.durable {
             flush(file, self.watch)?;
@@ -181,8 +181,8 @@ impl Writing<'_> {
     }
 }
 
-/// Whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust does
-/// not report errors of closing; a flush costs nothing more and does.
+/// Whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust
+/// does not report errors of closing; a flush costs nothing more and does.
 fn close_would_flush(file: &File) -> bool {
     matches!(
         disk::remote_file_system(file),
@@ -205,6 +205,7 @@ fn scratch(entry: Option<&DirectoryEntry>) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Failure;
     use crate::options::Replace;
     use crate::save::target::find;
     use crate::watch::Unwatched;
@@ -231,10 +232,12 @@ mod tests {
         };
         assert!(put().is_ok());
         std::fs::write(&path, b"other").unwrap();
-        let Err(Stop::Fault { step, source }) = put() else {
-            panic!("it was replaced");
-        };
-        assert_eq!((step, source.kind()), (step::OPEN, io::ErrorKind::AlreadyExists));
+        let fault = put().unwrap_err();
+        assert!(
+            matches!(fault.failure(), Failure::Write { step: step::OPEN, .. }),
+            "{fault}"
+        );
+        assert_eq!(fault.system().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read(&path).unwrap(), b"other");
     }
 }

@@ -11,7 +11,7 @@ use ingot_format::to_u64;
 use super::direct::DirectWriter;
 use super::pieces::{PIECE, Pieces};
 use crate::digest::{NewHeader, Sealing};
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Step, step};
 use crate::memory::Pages;
 use crate::payload::Payload;
 use crate::save::flush::Flusher;
@@ -41,7 +41,7 @@ pub(super) enum Route {
 }
 
 /// Write all bytes into `file`, each piece at its position. `file` is empty or is to be overwritten.
-pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Stop> {
+pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Error> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let sealing = pieces.sealed.map(NewHeader::begin);
     // Digests that need earlier bytes would wait for the pieces that this thread fetches.
@@ -61,7 +61,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
         route,
         sealing,
         next: AtomicUsize::new(0),
-        team: Team::new(pieces.nbytes(), watch, || Stop::Interrupted),
+        team: Team::new(pieces.nbytes(), watch),
         ring: Ring::new(buffers).step(step::WRITE)?,
     };
     writer.write_with(threads)?;
@@ -81,7 +81,7 @@ struct PieceWriter<'w, 'a> {
     sealing: Option<Sealing<'w>>,
     /// The next piece that no thread has taken.
     next: AtomicUsize,
-    team: Team<'w, Stop>,
+    team: Team<'w, Error>,
     ring: Ring,
 }
 
@@ -106,8 +106,8 @@ struct Buffers {
 
 impl PieceWriter<'_, '_> {
     /// Write with `threads` beside the calling one, which then only fetches and watches; with no threads, it writes itself.
-    fn write_with(&self, threads: usize) -> Result<(), Stop> {
-        let failing = |outcome: Result<(), Stop>| outcome.unwrap_or_else(|stop| self.team.fail(stop));
+    fn write_with(&self, threads: usize) -> Result<(), Error> {
+        let failing = |outcome: Result<(), Error>| outcome.unwrap_or_else(|fault| self.team.fail(fault));
         let work = || {
             let mut ending = Ending(self.sealing.as_ref());
             match self.work().step(step::WRITE) {
@@ -126,7 +126,7 @@ impl PieceWriter<'_, '_> {
     }
 
     /// Writes all pieces on this thread.
-    fn work_alone(&self) -> Result<(), Stop> {
+    fn work_alone(&self) -> Result<(), Error> {
         let mut buffers = Buffers::default();
         for piece in (0..self.pieces.count()).take_while(|_| self.team.look()) {
             self.write_pieces(piece..piece + 1, &mut buffers)
@@ -240,7 +240,7 @@ impl PieceWriter<'_, '_> {
     }
 
     /// Fetches what only this thread may fetch, while the others write.
-    fn fetch(&self) -> Result<(), Stop> {
+    fn fetch(&self) -> Result<(), Error> {
         let _closing = Closing(&self.ring);
         for &piece in &self.pieces.fetched {
             let mut buffer = loop {
@@ -262,7 +262,7 @@ impl PieceWriter<'_, '_> {
 
     /// Fail unless all bytes were written. Each piece was written whole or is an error, so this finds pieces that were
     /// skipped.
-    fn prove_complete(&self) -> Result<(), Stop> {
+    fn prove_complete(&self) -> Result<(), Error> {
         let (expected, found) = (self.pieces.nbytes(), self.team.done());
         if found == expected {
             return Ok(());
@@ -398,7 +398,7 @@ mod tests {
             route,
             sealing: None,
             next: AtomicUsize::new(0),
-            team: Team::new(pieces.nbytes(), &Unwatched, || Stop::Interrupted),
+            team: Team::new(pieces.nbytes(), &Unwatched),
             ring: Ring::new(threads + 1).unwrap(),
         }
     }

@@ -259,11 +259,11 @@ impl<'a> Pieces<'a> {
 
     /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
     /// `buffer`, which grows to the size of a piece, and by `read`.
-    pub(super) fn each_run<E: From<io::Error>>(
+    pub(super) fn each_run<E>(
         &self,
         range: Range<u64>,
         buffer: &mut Vec<u8>,
-        read: impl Fn(&Payload<'_>, u64, &mut [u8]) -> io::Result<()>,
+        read: impl Fn(&Payload<'_>, u64, &mut [u8]) -> Result<(), E>,
         mut write: impl FnMut(WriteRun<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         buffer.clear();

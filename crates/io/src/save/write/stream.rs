@@ -5,26 +5,28 @@ use std::io::{self, Write};
 
 use super::pieces::{Pieces, WriteRun};
 use crate::disk::wait_writable;
-use crate::error::{Step, Stop, step};
+use crate::error::{Error, Failure, Step, step};
 use crate::payload::Payload;
 use crate::watch::{POLL, Watch};
 use ingot_format::to_usize;
 
 /// Write all bytes into `file` from its current position.
-pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Stop> {
+pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Result<(), Error> {
     if pieces.sealed.is_some() {
         return Err(io::Error::from(io::ErrorKind::NotSeekable)).step(step::SEAL);
     }
     let (mut buffer, mut passing) = (Vec::new(), Vec::new());
     let mut done = 0;
-    let read = |payload: &Payload<'_>, begin, into: &mut [u8]| payload.read_watched(begin, into, watch);
+    let read = |payload: &Payload<'_>, begin, into: &mut [u8]| {
+        payload.read_watched(begin, into, watch).step(step::READ)
+    };
     for piece in 0..pieces.count() {
         pieces.each_run(pieces.range(piece), &mut buffer, read, |run| {
             let nbytes = run.len();
             write_run(&run, file, &mut passing, watch)?;
             done += nbytes;
             watch.progressed(done, pieces.nbytes());
-            Ok::<(), Stop>(())
+            Ok::<(), Error>(())
         })?;
     }
     if done != pieces.nbytes() {
@@ -33,10 +35,13 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, watch: &dyn Watch) -> Resu
     Ok(())
 }
 
-fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Stop> {
+fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn Watch) -> Result<(), Error> {
     match run {
         WriteRun::Gathered(bytes) => write_all(file, bytes, watch),
-        WriteRun::Bytes(bytes, range) => bytes.lend(range.clone(), |bytes| write_all(file, bytes, watch)),
+        WriteRun::Bytes(bytes, range) => {
+            let write = |bytes: &[u8]| write_all(file, bytes, watch).map_err(io::Error::other);
+            bytes.lend(range.clone(), write).step(step::WRITE)
+        }
         WriteRun::File(source, range) => {
             buffer.resize(to_usize(run.len()).unwrap_or(0), 0);
             source.read(range.start, buffer).step(step::READ)?;
@@ -45,7 +50,7 @@ fn write_run(run: &WriteRun<'_>, file: &File, buffer: &mut Vec<u8>, watch: &dyn 
     }
 }
 
-fn write_all(file: &File, bytes: &[u8], watch: &dyn Watch) -> Result<(), Stop> {
+fn write_all(file: &File, bytes: &[u8], watch: &dyn Watch) -> Result<(), Error> {
     write_each(file, || wait_writable(file, POLL), bytes, watch)
 }
 
@@ -55,10 +60,10 @@ fn write_each(
     wait: impl Fn(),
     mut bytes: &[u8],
     watch: &dyn Watch,
-) -> Result<(), Stop> {
+) -> Result<(), Error> {
     while !bytes.is_empty() {
         if watch.interrupted() {
-            return Err(Stop::Interrupted);
+            return Err(Failure::Interrupted.into());
         }
         match into.write(bytes) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero)).step(step::WRITE),
@@ -147,9 +152,10 @@ mod tests {
         let wait = || waits.set(waits.get() + 1);
         assert!(write_each(&mut moody, wait, b"bytes", &Unwatched).is_ok());
         assert_eq!((&moody.taken[..], waits.get()), (&b"bytes"[..], 5));
-        let Err(Stop::Fault { source, .. }) = write_each(&mut moody, wait, b"more", &Unwatched) else {
-            panic!("nobody reads it");
-        };
-        assert_eq!((source.kind(), waits.get()), (io::ErrorKind::BrokenPipe, 6));
+        let fault = write_each(&mut moody, wait, b"more", &Unwatched).unwrap_err();
+        assert_eq!(
+            (fault.system().unwrap().kind(), waits.get()),
+            (io::ErrorKind::BrokenPipe, 6)
+        );
     }
 }
