@@ -48,7 +48,14 @@ fn write(directory: &Path) -> PathBuf {
 }
 
 fn open(path: &Path, backend: Backend) -> Checkpoint {
-    let options = CheckpointOptions::new().open(OpenOptions::new().backend(backend));
+    let open = OpenOptions {
+        backend,
+        ..OpenOptions::default()
+    };
+    let options = CheckpointOptions {
+        open,
+        ..CheckpointOptions::default()
+    };
     Checkpoint::open(path, &options).unwrap()
 }
 

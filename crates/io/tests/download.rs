@@ -29,7 +29,13 @@ fn server() -> Server {
 }
 
 fn fetch(url: &str, path: &Path) {
-    let how = DownloadOptions::new().save(SaveOptions::new().durable(false));
+    let how = DownloadOptions {
+        save: SaveOptions {
+            durable: false,
+            ..SaveOptions::default()
+        },
+        ..DownloadOptions::default()
+    };
     download(url, path, &RemoteOptions::default(), &how, &Unwatched).unwrap();
 }
 

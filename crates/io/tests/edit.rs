@@ -16,7 +16,10 @@ use ingot_io::{
 };
 use proptest::prelude::*;
 
-const FAST: SaveOptions = SaveOptions::new().durable(false);
+const FAST: SaveOptions = SaveOptions {
+    durable: false,
+    ..SaveOptions::DEFAULT
+};
 
 type Tensors = BTreeMap<String, Vec<u8>>;
 type Pairs = BTreeMap<String, String>;

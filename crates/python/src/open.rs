@@ -128,7 +128,10 @@ impl Checkpoint {
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
-        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
+        let options = OpenOptions {
+            limits: limits(leniency, max_header_size)?,
+            ..OpenOptions::default()
+        };
         let source = Origin::Other(Box::new(source));
         Checkpoint::of_archive(py, || ingot_io::Archive::of(source, None, &options, None))
     }
@@ -144,7 +147,10 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let path: Option<String> = reader.getattr("name")?.extract()?;
         let source = Origin::Other(Box::new(ObjectSource::new(reader)?));
-        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
+        let options = OpenOptions {
+            limits: limits(leniency, max_header_size)?,
+            ..OpenOptions::default()
+        };
         let path = path.as_deref().map(Path::new);
         Checkpoint::of_archive(py, || ingot_io::Archive::of(source, path, &options, None))
     }
@@ -403,7 +409,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let proof = proof(py, kept, expected_sha256)?;
-        let options = ReadOptions::new().threads(threads);
+        let options = ReadOptions { threads };
         let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
             let jobs: Vec<Job<'_>> = whole_jobs(wanted, devices).collect();
             checkpoint.proven(&jobs, &proof, &options, signals)
@@ -425,7 +431,7 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let proof = proof(py, kept, expected_sha256)?;
         let wanted = chosen(py, &checkpoint, Some(names))?;
-        let options = ReadOptions::new().threads(threads);
+        let options = ReadOptions { threads };
         let copy = |signals: &Signals| checkpoint.proven_copy(&wanted, &proof, &options, signals);
         let copy = Signals::telling(progress).run(py, copy)?;
         Checkpoint::of_archive(py, || Ok(copy))
@@ -442,7 +448,7 @@ impl Checkpoint {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let options = ReadOptions::new().threads(threads);
+        let options = ReadOptions { threads };
         let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
             read_to(whole_jobs(wanted, devices), &options, signals)
         };
@@ -538,7 +544,7 @@ impl Checkpoint {
     ) -> PyResult<u64> {
         let checkpoint = self.opened(py)?;
         let wanted = chosen(py, &checkpoint, names)?;
-        let options = ReadOptions::new().threads(threads);
+        let options = ReadOptions { threads };
         Signals::telling(progress).run(py, |signals| warm_tensors(&wanted, &options, signals))
     }
 
@@ -554,7 +560,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        let options = ReadOptions::new().threads(threads);
+        let options = ReadOptions { threads };
         read::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
@@ -594,7 +600,7 @@ impl Checkpoint {
             &wanted,
             destinations,
             (proof != Proof::default()).then_some(proof),
-            &ReadOptions::new().threads(threads),
+            &ReadOptions { threads },
             signals,
         )
     }

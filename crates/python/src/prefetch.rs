@@ -98,12 +98,7 @@ impl Stream {
         threads: Option<NonZeroUsize>,
     ) -> Stream {
         let tensors: Vec<TensorId> = requests.iter().map(|request| request.tensor).collect();
-        let prefetch = Prefetch::new(
-            Arc::clone(&checkpoint),
-            requests,
-            ahead,
-            ReadOptions::new().threads(threads),
-        );
+        let prefetch = Prefetch::new(Arc::clone(&checkpoint), requests, ahead, ReadOptions { threads });
         Stream {
             ranks: tensors
                 .iter()

@@ -375,7 +375,14 @@ pub(super) fn begin_index(resource: Resource, stop: StopFlag<'_>) -> Result<Remo
 
 /// Return the options of files on this machine.
 fn local(limits: &Limits) -> CheckpointOptions {
-    CheckpointOptions::new().open(OpenOptions::new().limits(*limits))
+    let open = OpenOptions {
+        limits: *limits,
+        ..OpenOptions::default()
+    };
+    CheckpointOptions {
+        open,
+        ..CheckpointOptions::default()
+    }
 }
 
 /// Shards behind URLs: beside their index, and on the Hub of its commit.

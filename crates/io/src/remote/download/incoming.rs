@@ -433,7 +433,10 @@ mod tests {
     use crate::options::Replace;
     use std::io::Write;
 
-    const NEW: SaveOptions = SaveOptions::new().replace(Replace::Nothing);
+    const NEW: SaveOptions = SaveOptions {
+        replace: Replace::Nothing,
+        ..SaveOptions::DEFAULT
+    };
 
     /// Without the comparison, the second and the third file would be overwritten.
     #[test]
