@@ -90,20 +90,13 @@ impl Definition {
 /// [`Failure::Open`]; [`Failure::Read`]; [`Failure::Changed`] if the file was written to during the call; [`Failure::Header`]
 /// if a definition needs tensors and the file has none; [`Failure::Interrupted`].
 pub fn hash(path: &Path, definition: Definition, watch: &dyn Watch) -> Result<String, Error> {
-    hash_source(&LocalFile::open(path)?, path, definition, watch)
-}
-
-/// Returns the hash of an open source. `path` is its name in errors.
-///
-/// # Errors
-/// As [`hash`].
-pub fn hash_source(
-    source: &dyn ReadAt,
-    path: &Path,
-    definition: Definition,
-    watch: &dyn Watch,
-) -> Result<String, Error> {
-    of_source(source, path, definition, &Limits::default(), watch)
+    hash_source(
+        &LocalFile::open(path)?,
+        path,
+        definition,
+        &Limits::default(),
+        watch,
+    )
 }
 
 /// Return the hash of the file behind `url`. Only the parts that are being fetched or hashed are in memory.
@@ -118,10 +111,14 @@ pub fn hash_url(
     watch: &dyn Watch,
 ) -> Result<String, Error> {
     let (source, path, limits) = url_source(url, options, definition.needs_header(), watch)?;
-    of_source(&*source, &path, definition, &limits, watch)
+    hash_source(&*source, &path, definition, &limits, watch)
 }
 
-fn of_source(
+/// Return the hash of an open source. `path` is its name in errors.
+///
+/// # Errors
+/// As [`hash`].
+pub fn hash_source(
     source: &dyn ReadAt,
     path: &Path,
     definition: Definition,

@@ -1,7 +1,7 @@
 //! The elements of every dtype as Rust numbers.
 
 use ingot_format::{Dtype, to_usize};
-use ingot_io::binding::{convert, converts};
+use ingot_io::binding::{convert, converts, is_float};
 
 /// A value with the exactness of its dtype.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,18 +37,7 @@ pub fn has_values(dtype: Dtype) -> bool {
 
 /// Return whether the values are integers, as are the values of `BOOL`.
 pub(crate) fn is_integer(dtype: Dtype) -> bool {
-    matches!(
-        dtype,
-        Dtype::BOOL
-            | Dtype::U8
-            | Dtype::I8
-            | Dtype::U16
-            | Dtype::I16
-            | Dtype::U32
-            | Dtype::I32
-            | Dtype::U64
-            | Dtype::I64
-    )
+    !is_float(dtype) && dtype != Dtype::C64
 }
 
 /// Return the values of elements: two for each byte of `F4` and each element of `C64`. Integers of 64 bits are rounded.

@@ -8,14 +8,14 @@
 
 use ingot_format::Dtype;
 
-/// Whether [`convert`] knows the way from one dtype to the other.
+/// Return whether [`convert`] knows the way from one dtype to the other.
 #[must_use]
 pub fn converts(from: Dtype, to: Dtype) -> bool {
     let is_source = |dtype| is_float(dtype) && !matches!(dtype, Dtype::F4 | Dtype::F6_E2M3 | Dtype::F6_E3M2);
     from == to || is_source(from) && is_source(to) && to != Dtype::F8_E8M0
 }
 
-/// Whether the dtype is one of floating-point numbers, complex ones not counted.
+/// Return whether the dtype is one of floating-point numbers, complex ones not counted.
 #[must_use]
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(
@@ -35,7 +35,7 @@ pub fn is_float(dtype: Dtype) -> bool {
     )
 }
 
-/// Writes the elements of `source`, of dtype `from`, to `dest` as elements of dtype `to`: as many as both have room
+/// Write the elements of `source`, of dtype `from`, to `dest` as elements of dtype `to`: as many as both have room
 /// for. Pairs for which [`converts`] is false leave `dest` as it is.
 pub fn convert(from: Dtype, to: Dtype, source: &[u8], dest: &mut [u8]) {
     match from {

@@ -317,7 +317,7 @@ impl<F: Fold<N>, const N: usize> Work<'_, F, N> {
             .iter_mut()
             .map(|block| Destination::Host(Dest::from(&mut **block)));
         // The other threads read other parts.
-        let reading = Reading::alone(self.reading.waits);
+        let reading = Reading::on(1).waiting(self.reading.waits);
         execute(&plan, self.sources, &[], dests, reading, &stop)?;
         let (pieces, _) = pieces.as_chunks::<N>();
         for (part, pieces) in parts.iter().zip(pieces) {

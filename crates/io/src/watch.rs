@@ -30,7 +30,7 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Watch: Sync {
-    /// Whether to stop. Asked at least every 100 ms.
+    /// Return whether to stop. Asked at least every 100 ms.
     fn interrupted(&self) -> bool {
         false
     }

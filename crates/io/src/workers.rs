@@ -51,20 +51,9 @@ impl Reading {
         }
     }
 
-    /// This many reads at once, which wait for something other than this machine.
-    pub(crate) fn waiting(threads: usize) -> Reading {
-        Reading {
-            waits: true,
-            ..Reading::on(threads)
-        }
-    }
-
-    /// One at a time, which may wait.
-    pub(crate) fn alone(waits: bool) -> Reading {
-        Reading {
-            waits,
-            ..Reading::on(1)
-        }
+    /// Return the same, where reads may wait for something other than this machine.
+    pub(crate) fn waiting(self, waits: bool) -> Reading {
+        Reading { waits, ..self }
     }
 
     /// The same with chunks of at most this many bytes.
@@ -171,7 +160,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     team.outcome()
 }
 
-/// Does `work` while the caller watches: on a thread of its own where it `waits`, else on this one. What is a part of more
+/// Run `work` while the caller watches: on a thread of its own where it `waits`, else on this one. What is a part of more
 /// work is watched by [`Asked`](crate::watch::Asked), since no bytes of it are counted here.
 ///
 /// # Errors
@@ -186,7 +175,7 @@ pub(crate) fn watched<R: Send, W: FnOnce(StopFlag<'_>) -> R + Send>(
         *locked(&outcome) = Some(work(stop));
         Ok::<usize, Failure>(0)
     };
-    share(Reading::alone(waits), Some(work), 0, run, watch)?;
+    share(Reading::on(1).waiting(waits), Some(work), 0, run, watch)?;
     let outcome = locked(&outcome).take();
     outcome.ok_or(Failure::Interrupted)
 }
@@ -324,7 +313,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
         !self.stopped()
     }
 
-    /// Tells the watch how far it is.
+    /// Report the progress to the watch.
     pub(crate) fn tell(&self) {
         self.watch.progressed(self.done(), self.total);
     }
@@ -350,7 +339,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
         StopFlag::of(&self.stop, self)
     }
 
-    /// Whether to leave off.
+    /// Return whether to stop.
     pub(crate) fn stopped(&self) -> bool {
         self.stop().is_set()
     }
@@ -467,7 +456,7 @@ mod tests {
                 locked(&begun).push(task);
                 Ok::<_, Failure>(task)
             };
-            share(Reading::waiting(3), vec![1, 2, 3, 4], 10, work, &told).unwrap();
+            share(Reading::on(3).waiting(true), vec![1, 2, 3, 4], 10, work, &told).unwrap();
             let mut begun = begun.into_inner().unwrap();
             begun.sort_unstable();
             assert_eq!(begun, [1, 2, 3, 4]);
@@ -484,11 +473,11 @@ mod tests {
                 11 | 13 => Err(Failure::InvalidThreads(number.to_string()).into()),
                 _ => Ok(number),
             };
-            let failed = in_parallel(Reading::waiting(3), &[10, 11, 12, 13], work, &Unwatched);
+            let failed = in_parallel(Reading::on(3).waiting(true), &[10, 11, 12, 13], work, &Unwatched);
             let failed = failed.unwrap_err();
             assert!(matches!(failed.failure(), Failure::InvalidThreads(found) if found == "11"));
             let numbers = [14, 12, 10];
-            let made = in_parallel(Reading::waiting(3), &numbers, work, &Unwatched).unwrap();
+            let made = in_parallel(Reading::on(3).waiting(true), &numbers, work, &Unwatched).unwrap();
             assert_eq!(made, numbers);
         });
     }

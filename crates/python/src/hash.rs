@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ingot_format::Quoted;
+use ingot_format::{Limits, Quoted};
 use ingot_inspect::Definition;
 use ingot_io::binding::ReadAt;
 use ingot_io::{Algorithm, Compared, Digest, Error, Report};
@@ -60,7 +60,7 @@ pub(crate) fn hash_object(
     };
     let definition = Definition::from_name(definition);
     taken(py, definition, progress, |definition, signals| {
-        ingot_inspect::hash_source(&*source, Path::new(name), definition, signals)
+        ingot_inspect::hash_source(&*source, Path::new(name), definition, &Limits::default(), signals)
     })
 }
 

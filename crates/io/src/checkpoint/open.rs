@@ -57,7 +57,7 @@ impl Checkpoint {
         }
         let (files, numbers) = (self.all_files()?, (0..self.files()).collect::<Vec<_>>());
         let reading = match &self.files {
-            Contents::File(_) => Reading::waiting(1),
+            Contents::File(_) => Reading::on(1).waiting(true),
             Contents::Shards(shards) => shards.store.reading(),
         };
         let header = |number: usize, stop: StopFlag<'_>| files[number].shard_header(stop);

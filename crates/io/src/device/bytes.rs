@@ -35,15 +35,8 @@ impl DeviceBytes {
     }
 
     /// Bytes of it.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.nbytes
-    }
-
-    /// Whether it is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.nbytes == 0
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -58,7 +51,7 @@ impl DeviceBytes {
         copies: &[Copy],
         stop: StopFlag<'_>,
     ) -> Result<(), DeviceFault> {
-        let fetched = self.device().fetch(slot, copies, stop);
+        let fetched = slot.fetch(&self.device().gpu, copies, stop);
         fetched.inspect_err(|_| self.stream.settle())
     }
 
@@ -75,7 +68,7 @@ impl DeviceBytes {
         }
     }
 
-    /// Calls `take` with the bytes of `range`, in order, as many at a time as a slot holds.
+    /// Call `take` with the bytes of `range`, in order, as many at a time as a slot holds.
     pub(crate) fn each<E: From<DeviceFault>>(
         &self,
         range: Range<usize>,

@@ -7,7 +7,9 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
+use std::process;
 use std::ptr;
+use std::sync::OnceLock;
 
 use libloading::Library;
 
@@ -70,12 +72,13 @@ impl Stream {
 
 /// The functions, each by its symbol.
 macro_rules! calls {
-    ($($name:ident = $symbol:literal ($($argument:ty),*);)*) => {
+    ($($name:ident = $symbol:literal ($($argument:ident: $type:ty),*);)*) => {
         #[derive(Debug)]
         struct Calls {
-            $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
+            $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
         }
 
+        #[allow(dead_code, reason = "`words` and `is_done` need the codes of their functions")]
         impl Calls {
             /// # Safety
             /// What has these symbols in `library` is the driver, or does as it does.
@@ -88,42 +91,95 @@ macro_rules! calls {
                     },)*
                 })
             }
+
+            $(
+                /// # Safety
+                /// The function's own conditions.
+                unsafe fn $name(&self, $($argument: $type),*) -> Result<(), DeviceFault> {
+                    // SAFETY: the contract above.
+                    let code = unsafe { (self.$name)($($argument),*) };
+                    self.check($symbol, code)
+                }
+            )*
         }
     };
 }
 
 calls! {
-    init = "cuInit" (c_uint);
-    error_name = "cuGetErrorName" (c_int, *mut *const c_char);
-    error_text = "cuGetErrorString" (c_int, *mut *const c_char);
-    device = "cuDeviceGet" (*mut c_int, c_int);
-    attribute = "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
-    retain = "cuDevicePrimaryCtxRetain" (*mut *mut c_void, c_int);
-    release = "cuDevicePrimaryCtxRelease_v2" (c_int);
-    set_current = "cuCtxSetCurrent" (*mut c_void);
-    current = "cuCtxGetCurrent" (*mut *mut c_void);
-    allocate = "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
-    free = "cuMemFreeHost" (*mut c_void);
-    create_stream = "cuStreamCreate" (*mut *mut c_void, c_uint);
-    destroy_stream = "cuStreamDestroy_v2" (*mut c_void);
-    finish = "cuStreamSynchronize" (*mut c_void);
-    wait = "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
-    capturing = "cuStreamIsCapturing" (*mut c_void, *mut c_int);
-    exchange_mode = "cuThreadExchangeStreamCaptureMode" (*mut c_int);
-    create_event = "cuEventCreate" (*mut *mut c_void, c_uint);
-    destroy_event = "cuEventDestroy_v2" (*mut c_void);
-    record = "cuEventRecord" (*mut c_void, *mut c_void);
-    query_event = "cuEventQuery" (*mut c_void);
-    copy_in = "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
-    copy_out = "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
+    init = "cuInit" (flags: c_uint);
+    error_name = "cuGetErrorName" (code: c_int, name: *mut *const c_char);
+    error_text = "cuGetErrorString" (code: c_int, text: *mut *const c_char);
+    device = "cuDeviceGet" (device: *mut c_int, ordinal: c_int);
+    attribute = "cuDeviceGetAttribute" (value: *mut c_int, attribute: c_int, device: c_int);
+    retain = "cuDevicePrimaryCtxRetain" (context: *mut *mut c_void, device: c_int);
+    release = "cuDevicePrimaryCtxRelease_v2" (device: c_int);
+    set_current = "cuCtxSetCurrent" (context: *mut c_void);
+    current = "cuCtxGetCurrent" (context: *mut *mut c_void);
+    allocate = "cuMemHostAlloc" (start: *mut *mut c_void, nbytes: usize, flags: c_uint);
+    free = "cuMemFreeHost" (start: *mut c_void);
+    create_stream = "cuStreamCreate" (stream: *mut *mut c_void, flags: c_uint);
+    destroy_stream = "cuStreamDestroy_v2" (stream: *mut c_void);
+    finish = "cuStreamSynchronize" (stream: *mut c_void);
+    wait = "cuStreamWaitEvent" (stream: *mut c_void, event: *mut c_void, flags: c_uint);
+    capturing = "cuStreamIsCapturing" (stream: *mut c_void, status: *mut c_int);
+    exchange_mode = "cuThreadExchangeStreamCaptureMode" (mode: *mut c_int);
+    create_event = "cuEventCreate" (event: *mut *mut c_void, flags: c_uint);
+    destroy_event = "cuEventDestroy_v2" (event: *mut c_void);
+    record = "cuEventRecord" (event: *mut c_void, stream: *mut c_void);
+    query_event = "cuEventQuery" (event: *mut c_void);
+    copy_in = "cuMemcpyHtoDAsync_v2" (to: u64, from: *const c_void, nbytes: usize, stream: *mut c_void);
+    copy_out = "cuMemcpyDtoHAsync_v2" (to: *mut c_void, from: u64, nbytes: usize, stream: *mut c_void);
+}
+
+impl Calls {
+    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceFault> {
+        if code == SUCCESS {
+            return Ok(());
+        }
+        Err(DeviceFault::Call {
+            call,
+            code,
+            name: self.words(self.error_name, code),
+            text: self.words(self.error_text, code),
+        })
+    }
+
+    /// Return the text of one of the two functions for a code.
+    fn words(&self, of: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> String {
+        let mut words = ptr::null();
+        // SAFETY: both ask for a place for a pointer.
+        let found = unsafe { of(code, &raw mut words) };
+        if found != SUCCESS || words.is_null() {
+            return "an unknown error".to_owned();
+        }
+        // SAFETY: `from_ptr` requires a string that ends with a zero: the driver's own, which it keeps for good.
+        let words = unsafe { CStr::from_ptr(words) };
+        words.to_string_lossy().into_owned()
+    }
+}
+
+/// The process that used a device first: a child of a fork cannot use the driver.
+static PROCESS: OnceLock<u32> = OnceLock::new();
+
+/// Return whether this process has used a device. The child of one that has must not take locks that were held when it was
+/// forked.
+pub(super) fn is_in_use() -> bool {
+    PROCESS.get() == Some(&process::id())
+}
+
+/// Fail in the child of a process that used a device.
+pub(super) fn refuse_child() -> Result<(), DeviceFault> {
+    if *PROCESS.get_or_init(process::id) == process::id() {
+        Ok(())
+    } else {
+        Err(DeviceFault::Forked)
+    }
 }
 
 /// The driver, initialised.
 #[derive(Debug)]
 pub(crate) struct Driver {
     calls: Calls,
-    /// The process that initialised it: a child of a fork cannot use it.
-    process: u32,
     /// Keeps the functions.
     _library: Library,
 }
@@ -154,50 +210,14 @@ impl Driver {
         let calls = unsafe { Calls::of(&library) }?;
         let driver = Driver {
             calls,
-            process: std::process::id(),
             _library: library,
         };
         // SAFETY: `cuInit` requires zero.
-        let code = unsafe { (driver.calls.init)(0) };
-        driver.check("cuInit", code)?;
+        unsafe { driver.calls.init(0) }?;
         Ok(driver)
     }
 
-    /// Raises where this is the child of a fork.
-    pub(crate) fn refuse_child(&self) -> Result<(), DeviceFault> {
-        if self.process == std::process::id() {
-            Ok(())
-        } else {
-            Err(DeviceFault::Forked)
-        }
-    }
-
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), DeviceFault> {
-        if code == SUCCESS {
-            return Ok(());
-        }
-        Err(DeviceFault::Call {
-            call,
-            code,
-            name: self.words(self.calls.error_name, code),
-            text: self.words(self.calls.error_text, code),
-        })
-    }
-
-    /// Return the text of one of the two functions for a code.
-    fn words(&self, of: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> String {
-        let mut words = ptr::null();
-        // SAFETY: both ask for a place for a pointer.
-        let found = unsafe { of(code, &raw mut words) };
-        if found != SUCCESS || words.is_null() {
-            return "an unknown error".to_owned();
-        }
-        // SAFETY: `from_ptr` requires a string that ends with a zero: the driver's own, which it keeps for good.
-        let words = unsafe { CStr::from_ptr(words) };
-        words.to_string_lossy().into_owned()
-    }
-
-    /// Does `work` in the relaxed capture mode, in which no call of this thread breaks a capture of another thread, and restores
+    /// Run `work` in the relaxed capture mode, in which no call of this thread breaks a capture of another thread, and restore
     /// the thread's mode. Every group of calls is made this way.
     pub(crate) fn relaxed<R>(&self, work: impl FnOnce() -> Result<R, DeviceFault>) -> Result<R, DeviceFault> {
         let before = self.exchange_mode(RELAXED)?;
@@ -208,12 +228,11 @@ impl Driver {
         Ok(made)
     }
 
-    /// Sets the capture mode of this thread; returns the mode before.
+    /// Set the capture mode of this thread, and return the mode before.
     fn exchange_mode(&self, mode: c_int) -> Result<c_int, DeviceFault> {
         let mut mode = mode;
         // SAFETY: requires a mode of the driver that can be replaced.
-        let code = unsafe { (self.calls.exchange_mode)(&raw mut mode) };
-        self.check("cuThreadExchangeStreamCaptureMode", code)?;
+        unsafe { self.calls.exchange_mode(&raw mut mode) }?;
         Ok(mode)
     }
 
@@ -221,12 +240,10 @@ impl Driver {
     pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
         let mut device = 0;
         // SAFETY: requires a place for the answer.
-        let code = unsafe { (self.calls.device)(&raw mut device, ordinal) };
-        self.check("cuDeviceGet", code)?;
+        unsafe { self.calls.device(&raw mut device, ordinal) }?;
         let mut context = ptr::null_mut();
         // SAFETY: requires a place for the answer, and a device, which the call above gave.
-        let code = unsafe { (self.calls.retain)(&raw mut context, device) };
-        self.check("cuDevicePrimaryCtxRetain", code)?;
+        unsafe { self.calls.retain(&raw mut context, device) }?;
         Ok((device, Context(context)))
     }
 
@@ -234,18 +251,16 @@ impl Driver {
     pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceFault> {
         let mut value = 0;
         // SAFETY: requires a place for the answer, and a device, which `retain` gave.
-        let code = unsafe { (self.calls.attribute)(&raw mut value, attribute, device) };
-        self.check("cuDeviceGetAttribute", code)?;
+        unsafe { self.calls.attribute(&raw mut value, attribute, device) }?;
         Ok(value)
     }
 
     pub(crate) fn release(&self, device: c_int) -> Result<(), DeviceFault> {
         // SAFETY: requires a device whose primary context was retained: the caller's.
-        let code = unsafe { (self.calls.release)(device) };
-        self.check("cuDevicePrimaryCtxRelease_v2", code)
+        unsafe { self.calls.release(device) }
     }
 
-    /// Does `work` with `context` as the current one of this thread, and restores the caller's context. No capture of another
+    /// Run `work` with `context` as the current one of this thread, and restore the caller's context. No capture of another
     /// thread is broken.
     pub(crate) fn within<R>(
         &self,
@@ -262,8 +277,7 @@ impl Driver {
     ) -> Result<R, DeviceFault> {
         let mut before = ptr::null_mut();
         // SAFETY: requires a place for the answer.
-        let code = unsafe { (self.calls.current)(&raw mut before) };
-        self.check("cuCtxGetCurrent", code)?;
+        unsafe { self.calls.current(&raw mut before) }?;
         if before == context.0 {
             return work();
         }
@@ -277,16 +291,14 @@ impl Driver {
 
     fn make_current(&self, context: *mut c_void) -> Result<(), DeviceFault> {
         // SAFETY: requires a context or null: a retained context, or the one that was current.
-        let code = unsafe { (self.calls.set_current)(context) };
-        self.check("cuCtxSetCurrent", code)
+        unsafe { self.calls.set_current(context) }
     }
 
     /// Memory that devices copy from and to while the processor does other things.
     pub(crate) fn allocate(&self, nbytes: usize) -> Result<*mut u8, DeviceFault> {
         let mut start = ptr::null_mut();
         // SAFETY: requires a place for the result, and a current context, which does not matter here.
-        let code = unsafe { (self.calls.allocate)(&raw mut start, nbytes, PORTABLE) };
-        self.check("cuMemHostAlloc", code)?;
+        unsafe { self.calls.allocate(&raw mut start, nbytes, PORTABLE) }?;
         Ok(start.cast())
     }
 
@@ -296,80 +308,71 @@ impl Driver {
     /// Nobody uses the memory any more, no copy either.
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
         // SAFETY: requires memory of `cuMemHostAlloc` that no code uses: the contract above.
-        let code = unsafe { (self.calls.free)(start.cast()) };
-        self.check("cuMemFreeHost", code)
+        unsafe { self.calls.free(start.cast()) }
     }
 
     pub(crate) fn create_stream(&self) -> Result<Stream, DeviceFault> {
         let mut stream = ptr::null_mut();
         // SAFETY: requires a place for the answer.
-        let code = unsafe { (self.calls.create_stream)(&raw mut stream, NON_BLOCKING) };
-        self.check("cuStreamCreate", code)?;
+        unsafe { self.calls.create_stream(&raw mut stream, NON_BLOCKING) }?;
         Ok(Stream(stream))
     }
 
     /// What is queued is still done.
     pub(crate) fn destroy_stream(&self, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: requires a stream that is not used again: `Device` calls this once, when it is dropped.
-        let code = unsafe { (self.calls.destroy_stream)(stream.0) };
-        self.check("cuStreamDestroy_v2", code)
+        unsafe { self.calls.destroy_stream(stream.0) }
     }
 
-    /// Waits until all that is queued on the stream is done.
+    /// Wait until all that is queued on the stream is done.
     pub(crate) fn finish(&self, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: requires a stream of the current context.
-        let code = unsafe { (self.calls.finish)(stream.0) };
-        self.check("cuStreamSynchronize", code)
+        unsafe { self.calls.finish(stream.0) }
     }
 
     /// Make later work on `stream` wait for `event`.
     pub(crate) fn wait(&self, stream: Stream, event: Event) -> Result<(), DeviceFault> {
         // SAFETY: requires a stream and an event, which `Device` and its caller have.
-        let code = unsafe { (self.calls.wait)(stream.0, event.0, 0) };
-        self.check("cuStreamWaitEvent", code)
+        unsafe { self.calls.wait(stream.0, event.0, 0) }
     }
 
     /// Return whether work on the stream is being recorded into a graph.
     pub(crate) fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceFault> {
         let mut status = 0;
         // SAFETY: requires a stream, and a place for the answer.
-        let code = unsafe { (self.calls.capturing)(stream.0, &raw mut status) };
-        self.check("cuStreamIsCapturing", code)?;
+        unsafe { self.calls.capturing(stream.0, &raw mut status) }?;
         Ok(status != 0)
     }
 
     pub(crate) fn create_event(&self) -> Result<Event, DeviceFault> {
         let mut event = ptr::null_mut();
         // SAFETY: requires a place for the answer.
-        let code = unsafe { (self.calls.create_event)(&raw mut event, UNTIMED) };
-        self.check("cuEventCreate", code)?;
+        unsafe { self.calls.create_event(&raw mut event, UNTIMED) }?;
         Ok(Event(event))
     }
 
     pub(crate) fn destroy_event(&self, event: Event) -> Result<(), DeviceFault> {
         // SAFETY: requires an event that is not used again: `Device` calls this once for each.
-        let code = unsafe { (self.calls.destroy_event)(event.0) };
-        self.check("cuEventDestroy_v2", code)
+        unsafe { self.calls.destroy_event(event.0) }
     }
 
     /// Record the work that is queued on `stream` so far in `event`.
     pub(crate) fn record(&self, event: Event, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: requires an event and a stream of one context.
-        let code = unsafe { (self.calls.record)(event.0, stream.0) };
-        self.check("cuEventRecord", code)
+        unsafe { self.calls.record(event.0, stream.0) }
     }
 
-    /// Whether all that was noted in the event is done.
+    /// Return whether all that was noted in the event is done.
     pub(crate) fn is_done(&self, event: Event) -> Result<bool, DeviceFault> {
         // SAFETY: requires an event.
         let code = unsafe { (self.calls.query_event)(event.0) };
         match code {
             NOT_READY => Ok(false),
-            code => self.check("cuEventQuery", code).map(|()| true),
+            code => self.calls.check("cuEventQuery", code).map(|()| true),
         }
     }
 
-    /// Queues a copy to the memory of a device.
+    /// Queue a copy to the memory of a device.
     ///
     /// # Safety
     /// - `nbytes` bytes from `from` on stay readable and as they are until the copy is done.
@@ -383,10 +386,9 @@ impl Driver {
         stream: Stream,
     ) -> Result<(), DeviceFault> {
         // SAFETY: requires what the contract above says.
-        let code = unsafe { (self.calls.copy_in)(to, from.cast(), nbytes, stream.0) };
-        self.check("cuMemcpyHtoDAsync_v2", code)
+        unsafe { self.calls.copy_in(to, from.cast(), nbytes, stream.0) }
     }
-    /// Queues a copy from the memory of a device.
+    /// Queue a copy from the memory of a device.
     ///
     /// # Safety
     /// - `to` is the address of `nbytes` bytes that no other code uses until the copy is done.
@@ -399,7 +401,6 @@ impl Driver {
         stream: Stream,
     ) -> Result<(), DeviceFault> {
         // SAFETY: requires what the contract above says.
-        let code = unsafe { (self.calls.copy_out)(to.cast(), from, nbytes, stream.0) };
-        self.check("cuMemcpyDtoHAsync_v2", code)
+        unsafe { self.calls.copy_out(to.cast(), from, nbytes, stream.0) }
     }
 }

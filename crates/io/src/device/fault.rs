@@ -72,13 +72,13 @@ impl DeviceFault {
         }
     }
 
-    /// Whether the device is lost to this process.
+    /// Return whether the device is lost to this process.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self, DeviceFault::Forked)
             || matches!(self, DeviceFault::Call { code, .. } if is_sticky(*code))
     }
 
-    /// Whether the context of the device is gone, as `cudaDeviceReset` leaves it: a new one can be opened.
+    /// Return whether the context of the device is gone, as `cudaDeviceReset` leaves it: a new one can be opened.
     pub(crate) fn is_reset(&self) -> bool {
         matches!(
             self,
@@ -89,7 +89,7 @@ impl DeviceFault {
         )
     }
 
-    /// Whether memory was not pinned, on a device that can still be used. The codes differ between systems: 304 in some
+    /// Return whether memory was not pinned, on a device that can still be used. The codes differ between systems: 304 in some
     /// containers, 801 where it is not supported.
     pub(crate) fn is_unpinned(&self) -> bool {
         !self.is_lost()

@@ -5,21 +5,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::locked;
 
-use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream};
+use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream, refuse_child};
 use super::fault::DeviceFault;
 
 /// A device that is in use.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     driver: Arc<Driver>,
-    ordinal: i32,
+    /// Its number among the visible ones.
+    pub(super) ordinal: i32,
     device: i32,
     context: Context,
     stream: Stream,
     /// The node of the host's memory that is near it, where that is known.
-    node: Option<u32>,
+    pub(super) node: Option<u32>,
     /// Whether it shares the memory of the host.
-    is_integrated: bool,
+    pub(super) is_integrated: bool,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
     /// Whether the context was seen to be gone, with the stream, the events and all memory that was pinned in it.
@@ -29,7 +30,7 @@ pub(crate) struct Gpu {
 impl Gpu {
     /// The device of this number among the visible ones.
     pub(crate) fn open(driver: &Arc<Driver>, ordinal: i32) -> Result<Gpu, DeviceFault> {
-        driver.refuse_child()?;
+        refuse_child()?;
         let (device, context) = driver.relaxed(|| driver.retain(ordinal))?;
         let stream = driver.within(context, || driver.create_stream());
         // The first fault is reported.
@@ -49,18 +50,6 @@ impl Gpu {
         })
     }
 
-    pub(crate) fn ordinal(&self) -> i32 {
-        self.ordinal
-    }
-
-    pub(crate) fn node(&self) -> Option<u32> {
-        self.node
-    }
-
-    pub(crate) fn is_integrated(&self) -> bool {
-        self.is_integrated
-    }
-
     /// Return whether the context with which this device was opened is gone: `cudaDeviceReset` destroys it under all its
     /// users.
     pub(crate) fn is_reset(&self) -> bool {
@@ -75,17 +64,12 @@ impl Gpu {
         is_reset
     }
 
-    /// Raises in the child of a fork.
-    pub(crate) fn refuse_child(&self) -> Result<(), DeviceFault> {
-        self.driver.refuse_child()
-    }
-
-    /// Does `work` with this device as the current one of the calling thread.
+    /// Run `work` with this device as the current one of the calling thread.
     pub(crate) fn within<R>(
         &self,
         work: impl FnOnce(&Driver, Stream) -> Result<R, DeviceFault>,
     ) -> Result<R, DeviceFault> {
-        self.driver.refuse_child()?;
+        refuse_child()?;
         self.driver
             .within(self.context, || work(&self.driver, self.stream))
     }
@@ -121,7 +105,7 @@ impl Gpu {
         ordered
     }
 
-    /// Waits until all copies that are queued by now are done.
+    /// Wait until all copies that are queued by now are done.
     pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
         self.within(Driver::finish)
     }
@@ -147,7 +131,7 @@ impl Gpu {
 impl Drop for Gpu {
     fn drop(&mut self) {
         // In the child of a fork nothing is the child's to destroy, and the lock may be held for ever.
-        if self.driver.refuse_child().is_err() {
+        if refuse_child().is_err() {
             return;
         }
         let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -45,28 +45,21 @@ impl DeviceRegion {
         }
     }
 
-    /// The number of the device.
+    /// Return the number of the device.
     #[must_use]
     pub fn ordinal(&self) -> i32 {
         self.ordinal
     }
 
-    /// The address of the first byte.
+    /// Return the address of the first byte.
     #[must_use]
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The size in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
+    /// Return the size in bytes.
+    pub(crate) fn len(&self) -> usize {
         self.nbytes
-    }
-
-    /// Whether there are no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.nbytes == 0
     }
 
     /// The owner, which keeps the memory allocated. Many regions may share one.

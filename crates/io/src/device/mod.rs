@@ -61,14 +61,14 @@ impl Device {
         })
     }
 
-    /// Its number among the visible ones.
+    /// Return its number among the visible ones.
     pub(crate) fn ordinal(&self) -> i32 {
-        self.gpu.ordinal()
+        self.gpu.ordinal
     }
 
     /// Return whether it shares the memory of the host, so that a file in the page cache takes some of it.
     pub(crate) fn is_integrated(&self) -> bool {
-        self.gpu.is_integrated()
+        self.gpu.is_integrated
     }
 
     /// Wait until all bytes have arrived: before their memory is freed.
@@ -76,32 +76,21 @@ impl Device {
         self.gpu.finish()
     }
 
-    /// Returns a slot that no copy uses. Waits until there is one.
+    /// Return a slot that no copy uses. Wait until there is one.
     pub(crate) fn lend(&self, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
         self.ring.lend(&self.gpu, stop)
-    }
-
-    /// Copy these bytes of the device to their places in a slot, and wait until they have arrived. If that fails, the slot
-    /// returns to the ring.
-    pub(crate) fn fetch(
-        &self,
-        slot: &mut Lent,
-        copies: &[Copy],
-        stop: StopFlag<'_>,
-    ) -> Result<(), DeviceFault> {
-        slot.fetch(&self.gpu, copies, stop)
     }
 
     pub(crate) fn slot_nbytes(&self) -> usize {
         self.ring.slot_nbytes()
     }
 
-    /// Bytes that are read at once: a slot has room for the gaps between small tensors as well.
+    /// Return how many bytes are read at once: a slot has room for the gaps between small tensors as well.
     pub(crate) fn chunk_nbytes(&self) -> usize {
         self.slot_nbytes() / 4 * 3
     }
 
-    /// Whether the two are the same device.
+    /// Return whether the two are the same device.
     pub(crate) fn is(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.gpu, &other.gpu)
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ingot_format::StopFlag;
 
 use super::copy::Copy;
-use super::driver::{Driver, Event, Stream};
+use super::driver::{Driver, Event, Stream, refuse_child};
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
 use super::numa::near;
@@ -116,10 +116,10 @@ impl Ring {
         locked(&self.state).why_pageable.clone()
     }
 
-    /// Returns a slot that no copy uses. Waits until there is one.
+    /// Return a slot that no copy uses. Wait until there is one.
     pub(crate) fn lend(self: &Arc<Ring>, gpu: &Arc<Gpu>, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
         // Before the lock, which another thread may have held when this process was forked.
-        gpu.refuse_child()?;
+        refuse_child()?;
         self.begin_use();
         loop {
             let slot = match self.next(stop)? {
@@ -220,7 +220,7 @@ impl Ring {
     /// A new slot, for which there is room. `None` where no more can be pinned, and there are enough.
     fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
         // The driver takes memory near the thread that asks.
-        let pinned = near(gpu.node(), || {
+        let pinned = near(gpu.node, || {
             gpu.within(|driver, _| driver.allocate(self.slot_nbytes))
         });
         let fault = match pinned {
@@ -270,7 +270,7 @@ impl Ring {
         self.came_back.notify_one();
     }
 
-    /// Takes a slot back.
+    /// Take a slot back.
     fn take_back(&self, slot: Slot) {
         locked(&self.state).resting.push_back(slot);
         self.came_back.notify_one();
@@ -340,7 +340,7 @@ impl Slot {
         Slot { memory, copies: None }
     }
 
-    /// Whether no copy uses it.
+    /// Return whether no copy uses it.
     fn is_free(&self) -> Result<bool, DeviceFault> {
         match &self.copies {
             None => Ok(true),
@@ -352,7 +352,7 @@ impl Slot {
         }
     }
 
-    /// Waits until no copy uses it. It polls, since the driver's own wait cannot be interrupted, and a copy may wait for a
+    /// Wait until no copy uses it. It polls, since the driver's own wait cannot be interrupted, and a copy may wait for a
     /// kernel that never ends.
     fn finish(&mut self, stop: StopFlag<'_>) -> Result<(), DeviceFault> {
         let begun = Instant::now();
@@ -383,7 +383,7 @@ impl Slot {
         copies.is_some_and(|copies| Arc::ptr_eq(&copies.gpu, gpu))
     }
 
-    /// Whether its memory went with the context that it was pinned in.
+    /// Return whether its memory went with the context that it was pinned in.
     fn is_gone(&self) -> bool {
         match &self.memory {
             Memory::Pinned { gpu, .. } => gpu.is_reset(),

@@ -84,7 +84,7 @@ impl DeviceStream {
         }
     }
 
-    /// Raises where what the caller queues is being recorded into a graph, which a wait would break.
+    /// Fail where what the caller queues is being recorded into a graph, which a wait would break.
     ///
     /// # Errors
     /// It is; or the device fails.

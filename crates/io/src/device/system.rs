@@ -2,13 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use ingot_format::{briefly, locked};
 
 use super::Device;
-use super::driver::Driver;
+use super::driver::{Driver, is_in_use, refuse_child};
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
 use super::ring::{PINNED_NBYTES, Ring, SLOT_NBYTES};
@@ -16,9 +15,6 @@ use crate::options::PINNED_VARIABLE;
 
 /// Systems by the library of the driver; `None` is the driver of this machine.
 static SYSTEMS: Mutex<BTreeMap<Option<PathBuf>, System>> = Mutex::new(BTreeMap::new());
-
-/// The one that first used a device.
-static PROCESS: OnceLock<u32> = OnceLock::new();
 
 #[derive(Debug)]
 struct System {
@@ -29,6 +25,7 @@ struct System {
 
 /// The device of this number.
 pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, DeviceFault> {
+    // Before the lock, which another thread may have held when this process was forked.
     refuse_child()?;
     let mut systems = locked(&SYSTEMS);
     let key = driver.map(Path::to_owned);
@@ -61,22 +58,6 @@ pub fn release_pinned() {
     }
     let systems = locked(&SYSTEMS);
     systems.values().for_each(|system| system.ring.let_go());
-}
-
-/// Whether this process has used a device. The child of one that has must not take locks that were held when it was forked.
-fn is_in_use() -> bool {
-    PROCESS.get() == Some(&process::id())
-}
-
-/// Raises in the child of a process that used a device: before the lock, which another thread may have held when it was
-/// forked.
-fn refuse_child() -> Result<(), DeviceFault> {
-    let process = *PROCESS.get_or_init(process::id);
-    if process == process::id() {
-        Ok(())
-    } else {
-        Err(DeviceFault::Forked)
-    }
 }
 
 impl System {

@@ -131,18 +131,10 @@ impl Digest {
             return None;
         }
         for (byte, pair) in bytes.iter_mut().zip(hex.as_bytes().chunks_exact(2)) {
-            *byte = 16 * nibble(pair[0])? + nibble(pair[1])?;
+            let digit = |at: usize| char::from(pair[at]).to_digit(16);
+            *byte = u8::try_from(16 * digit(0)? + digit(1)?).ok()?;
         }
         Some(Digest::new(&bytes[..algorithm.digest_len()]))
-    }
-}
-
-fn nibble(digit: u8) -> Option<u8> {
-    match digit {
-        b'0'..=b'9' => Some(digit - b'0'),
-        b'a'..=b'f' => Some(digit - b'a' + 10),
-        b'A'..=b'F' => Some(digit - b'A' + 10),
-        _ => None,
     }
 }
 

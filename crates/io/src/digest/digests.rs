@@ -69,7 +69,7 @@ impl Digests {
         }
     }
 
-    /// Whether pieces wait for those before them.
+    /// Return whether pieces wait for those before them.
     pub(crate) fn in_order(&self) -> bool {
         self.algorithm != Algorithm::Blake3 && !self.runs.is_empty()
     }

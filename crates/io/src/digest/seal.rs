@@ -134,7 +134,7 @@ impl Sealing<'_> {
         self.all().for_each(|digests| digests.feed(position, bytes));
     }
 
-    /// Whether bytes have to be fed in order, so that a thread may wait for another.
+    /// Return whether bytes have to be fed in order, so that a thread may wait for another.
     pub(crate) fn in_order(&self) -> bool {
         self.all().any(Digests::in_order)
     }

@@ -90,7 +90,7 @@ impl Tree {
         }
     }
 
-    /// Takes a whole subtree.
+    /// Take a whole subtree.
     fn put(&self, begin: u64, bytes: &[u8]) {
         if self.nbytes <= SUBTREE_NBYTES {
             // Fed twice, it is the same.

@@ -7,13 +7,13 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ingot_format::{Header, Limits, locked, to_u64};
+use ingot_format::{Header, Limits, StopFlag, locked};
 
 use crate::disk::{self, Facts, Kind, Lock, Locked, has_no_locks, lock_holder, try_lock};
 use crate::error::{EditError, Error, Failure, Step, size, unopened};
-use crate::file::{START_NBYTES, is_in_its_place};
+use crate::file::{LocalFile, is_in_its_place, read_exactly, read_header};
 use crate::options::SaveOptions;
-use crate::payload::{FileRange, Payload};
+use crate::payload::Payload;
 use crate::save::{Pieces, save_pieces};
 use crate::watch::Watch;
 
@@ -27,7 +27,7 @@ pub(super) struct Held<'p> {
 }
 
 impl<'p> Held<'p> {
-    /// Waits until no other edit of the file is in progress, up to [`PATIENCE`].
+    /// Wait until no other edit of the file is in progress, up to [`PATIENCE`].
     pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
@@ -63,7 +63,7 @@ impl<'p> Held<'p> {
         &self.file
     }
 
-    /// Closes the file, which was replaced.
+    /// Close the file, which was replaced.
     pub(super) fn release(self) {
         self.file.unlock();
         crate::save::release(self.file);
@@ -71,30 +71,13 @@ impl<'p> Held<'p> {
 
     /// Return all bytes before the data, and the header that they hold.
     pub(super) fn head(&self) -> Result<(Vec<u8>, Header), Error> {
-        let (limits, file_nbytes) = (Limits::default(), self.facts.nbytes);
-        let invalid = |fault| Failure::Header(fault).about(Some(self.path), None);
-        let mut head = self.start(file_nbytes.min(START_NBYTES))?;
-        let head_nbytes = Header::head_nbytes(&head, file_nbytes, &limits).map_err(invalid)?;
-        if head_nbytes > to_u64(head.len()) {
-            head = self.start(head_nbytes)?;
-        }
-        let header = Header::parse(&head, file_nbytes, &limits).map_err(invalid)?;
-        head.truncate(size(head_nbytes)?);
+        let source = self.file.try_clone().and_then(LocalFile::of);
+        let source = source.map_err(unopened(self.path))?;
+        let header = read_header(&source, Some(self.path), &Limits::default())?;
+        let mut head = vec![0; size(header.data_start())?];
+        let read = read_exactly(&source, 0, &mut head, StopFlag::never());
+        read.map_err(|failure| failure.about(Some(self.path), None))?;
         Ok((head, header))
-    }
-
-    /// Return the first `nbytes` bytes of the file.
-    fn start(&self, nbytes: u64) -> Result<Vec<u8>, Error> {
-        let mut start = vec![0; size(nbytes)?];
-        let read = FileRange::new(&self.file, 0, nbytes).read(0, &mut start);
-        let failure = |source| Failure::Read {
-            position: 0,
-            expected: nbytes,
-            found: 0,
-            source: Some(source),
-        };
-        read.map_err(|source| failure(source).about(Some(self.path), None))?;
-        Ok(start)
     }
 
     /// Replace the file by one of `head` and `payloads`, with as much data as its `header` promises, unless another process

@@ -13,7 +13,7 @@ mod assemble;
 mod held;
 mod records;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use ingot_format::{
@@ -121,12 +121,15 @@ pub fn update_metadata(
 ) -> Result<Edited, Error> {
     let held = Held::open(path, watch)?;
     let (head, header) = held.head()?;
-    let old: Option<Vec<(&str, &str)>> = header.metadata().map(|metadata| metadata.iter().collect());
-    let new = changed(header.metadata(), change);
-    if same(old.as_deref(), new.as_deref()) {
+    let old: Option<Pairs<'_>> = header.metadata().map(|metadata| metadata.iter().collect());
+    let mut new = changed(header.metadata(), change);
+    if old == new {
         return Ok(Edited::Unchanged);
     }
-    let new = without_stale_signatures(old.as_deref(), new);
+    if let (Some(old), Some(new)) = (old, &mut new) {
+        remove_stale_signatures(&old, new);
+    }
+    let new = new.map(Vec::from_iter);
     if let Some((_, record)) = change.set.iter().find(|pair| pair.0 == SHARED_KEY) {
         check_shared(record, &header, path)?;
     }
@@ -149,7 +152,7 @@ pub fn update_metadata(
     Ok(Edited::Rewritten)
 }
 
-/// Writes `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes of the
+/// Write `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes of the
 /// file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and it
 /// may be named by any of them.
 ///
@@ -256,57 +259,36 @@ fn head_with_digest(
         remove: &of_all,
         ..MetadataChange::default()
     };
-    let pairs = changed(header.metadata(), &change);
+    let pairs = changed(header.metadata(), &change).map(Vec::from_iter);
     match edit_metadata(&head, header, pairs.as_deref()) {
         Some(edited) => Ok(edited),
         None => head_for_the_data(path, header, pairs.as_deref()),
     }
 }
 
-/// Return the pairs after `change`, sorted by key; `None` if there is no metadata and none is added.
-fn changed<'a>(old: Option<&'a Metadata>, change: &MetadataChange<'a>) -> Option<Vec<(&'a str, &'a str)>> {
+/// Metadata by key.
+type Pairs<'a> = BTreeMap<&'a str, &'a str>;
+
+/// Return the metadata after `change`; `None` if there is none and none is added.
+fn changed<'a>(old: Option<&'a Metadata>, change: &MetadataChange<'a>) -> Option<Pairs<'a>> {
     if old.is_none() && change.set.is_empty() {
         return None;
     }
-    let stays = |key: &str| !change.remove.contains(&key) && !change.set.iter().any(|pair| pair.0 == key);
-    let mut pairs: Vec<(&str, &str)> = old
-        .into_iter()
-        .flat_map(Metadata::iter)
-        .filter(|pair| stays(pair.0))
-        .collect();
-    pairs.extend(change.set.iter().filter(|pair| !change.remove.contains(&pair.0)));
-    pairs.sort_unstable();
+    let mut pairs: Pairs<'a> = old.into_iter().flat_map(Metadata::iter).collect();
+    pairs.extend(change.set.iter().copied());
+    pairs.retain(|key, _| !change.remove.contains(key));
     Some(pairs)
 }
 
-/// `new` without the signatures of the whole file that it has from `old`, which the edit breaks. They stay if the edit
-/// changes only such keys, as a tool does that signs a file.
-fn without_stale_signatures<'a>(
-    old: Option<&[(&str, &str)]>,
-    new: Option<Vec<(&'a str, &'a str)>>,
-) -> Option<Vec<(&'a str, &'a str)>> {
-    let is_signature = |pair: &(&str, &str)| SIGNATURES_OF_FILE.contains(&pair.0);
-    let others = |pairs: Option<&[(&str, &str)]>| -> BTreeSet<(String, String)> {
-        let others = pairs.into_iter().flatten().filter(|pair| !is_signature(pair));
-        others
-            .map(|pair| (pair.0.to_owned(), pair.1.to_owned()))
-            .collect()
-    };
-    if others(old) == others(new.as_deref()) {
-        return new;
+/// Remove the signatures of the whole file that `new` has from `old`, because the edit breaks them. They stay if the edit
+/// changes only signatures, as a tool does that signs a file.
+fn remove_stale_signatures(old: &Pairs<'_>, new: &mut Pairs<'_>) {
+    let is_signature = |key: &str| SIGNATURES_OF_FILE.contains(&key);
+    let is_lost = |(key, value): (&&str, &&str)| !is_signature(key) && new.get(key) != Some(value);
+    let is_added = |key: &&str| !is_signature(key) && !old.contains_key(key);
+    if old.iter().any(is_lost) || new.keys().any(is_added) {
+        new.retain(|key, value| !is_signature(key) || old.get(key) != Some(value));
     }
-    let is_stale = |pair: &(&str, &str)| is_signature(pair) && old.is_some_and(|old| old.contains(pair));
-    new.map(|pairs| pairs.into_iter().filter(|pair| !is_stale(pair)).collect())
-}
-
-/// Return whether both hold the same pairs, in any order.
-fn same(old: Option<&[(&str, &str)]>, new: Option<&[(&str, &str)]>) -> bool {
-    let (Some(old), Some(new)) = (old, new) else {
-        return old.is_none() && new.is_none();
-    };
-    let mut sorted = old.to_vec();
-    sorted.sort_unstable();
-    sorted == new
 }
 
 /// Return the position of the first difference of the two, which have one length, and the bytes of `new` up to the last
@@ -386,7 +368,10 @@ mod tests {
             remove: &["c", "absent"],
             ..MetadataChange::default()
         };
-        assert_eq!(changed(None, &change), Some(vec![("a", "1"), ("b", "2")]));
+        assert_eq!(
+            changed(None, &change),
+            Some(Pairs::from([("a", "1"), ("b", "2")]))
+        );
         let none = MetadataChange {
             set: &[],
             remove: &["c"],

@@ -349,7 +349,7 @@ impl<'s> Stream<'s> {
 
 /// Bytes of the first read, and bytes of a long header that are in memory at a time. Most headers are shorter, so that one
 /// read is enough, and the bytes fit in a core's cache.
-pub(crate) const START_NBYTES: u64 = 64 << 10;
+const START_NBYTES: u64 = 64 << 10;
 
 /// Bytes of the length before the header.
 const PREFIX_NBYTES: usize = 8;

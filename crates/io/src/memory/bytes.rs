@@ -543,7 +543,7 @@ mod tests {
     // way writes without a second file, this fails.
     #[test]
     fn a_payload_may_lie_in_the_file_that_it_replaces() {
-        use crate::save::save_data;
+        use crate::save::{Pieces, save_pieces};
         use crate::{Payload, Replace, SaveOptions, Unwatched};
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
@@ -565,7 +565,13 @@ mod tests {
             // The head moves all bytes on, so that writing straight into the file would overwrite unread ones.
             let head = vec![b'h'; 2_000_000];
             let (payloads, nbytes) = ([payload.clone(), payload], 2 * ingot_format::to_u64(old.len()));
-            save_data(&path, &head, nbytes, &payloads, &options, &Unwatched).unwrap();
+            save_pieces(
+                &path,
+                Pieces::of_data(&head, nbytes, &payloads),
+                &options,
+                &Unwatched,
+            )
+            .unwrap();
             assert!(
                 std::fs::read(&path).unwrap() == [&head[..], &old, &old].concat(),
                 "{replace:?}"

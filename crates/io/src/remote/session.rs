@@ -238,7 +238,7 @@ impl<'f> Session<'f> {
             if is_done { Err(Failure::Interrupted) } else { Ok(0) }
         };
         // The outcome of each request is in `found`.
-        let _ = share(Reading::waiting(2), vec![0, 1], 0, ask, &self.stop);
+        let _ = share(Reading::on(2).waiting(true), vec![0, 1], 0, ask, &self.stop);
         let missing = match found.map(OnceLock::into_inner) {
             [Some(Ok(source)), _] => return Ok((model, source, false)),
             [Some(Err(fault)), index_found] if fault.is_missing() => match index_found {
@@ -408,7 +408,7 @@ impl Store for RemoteShards {
     }
 
     fn reading(&self) -> Reading {
-        Reading::waiting(AT_ONCE)
+        Reading::on(AT_ONCE).waiting(true)
     }
 
     fn rest(&self) {

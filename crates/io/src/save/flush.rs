@@ -49,7 +49,7 @@ impl Flusher {
         let _ = self.written.send(done);
     }
 
-    /// Flushes the rest, and waits.
+    /// Flush the rest, and wait.
     pub(super) fn finish(self, file: &File, watch: &dyn Watch) -> Result<(), Error> {
         drop(self.written);
         let outcome = self.outcome.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ fn run(file: &File, written: &Receiver<u64>) -> io::Result<()> {
     sync(file)
 }
 
-/// Makes the bytes of `file` durable.
+/// Make the bytes of `file` durable.
 pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Error> {
     match Flusher::start(file) {
         Some(flusher) => flusher.finish(file, watch),
@@ -88,7 +88,7 @@ pub(super) fn flush(file: &File, watch: &dyn Watch) -> Result<(), Error> {
     }
 }
 
-/// Flushes what can be flushed; pipes and terminals cannot, and there is nothing to lose in them.
+/// Flush what can be flushed; pipes and terminals cannot, and there is nothing to lose in them.
 pub(super) fn sync(file: &File) -> io::Result<()> {
     let has_nothing = |fault: &io::Error| match fault.kind() {
         io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported => true,

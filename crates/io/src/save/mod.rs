@@ -52,7 +52,7 @@ use crate::payload::Payload;
 use crate::watch::Watch;
 use write::Writing;
 
-/// Writes the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
+/// Write the file of `layout` at `path`, with one payload for each tensor, in the order of the layout.
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, Spec, layout};
@@ -160,18 +160,6 @@ fn write_to_target(writing: &Writing<'_>) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-pub(crate) fn save_data(
-    path: &Path,
-    head: &[u8],
-    data_nbytes: u64,
-    payloads: &[Payload<'_>],
-    options: &SaveOptions,
-    watch: &dyn Watch,
-) -> Result<(), Error> {
-    save_pieces(path, Pieces::of_data(head, data_nbytes, payloads), options, watch)
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
     use crate::payload::FileRange;
@@ -182,7 +170,13 @@ mod tests {
             replace: Replace::Nothing,
             ..SaveOptions::default()
         };
-        save_data(path, b"head", payload.nbytes(), &[payload], &options, &Unwatched)
+        let nbytes = payload.nbytes();
+        save_pieces(
+            path,
+            Pieces::of_data(b"head", nbytes, &[payload]),
+            &options,
+            &Unwatched,
+        )
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copies `payloads`, one for each tensor of `layout`, in its order. `path` is for errors only: the file that they shall
+    /// Copy `payloads`, one for each tensor of `layout`, in its order. `path` is for errors only: the file that they shall
     /// become.
     ///
     /// # Errors

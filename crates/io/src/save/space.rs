@@ -97,7 +97,7 @@ pub(super) fn keep(entry: &DirectoryEntry, new: &File) -> Option<File> {
         .flatten()
 }
 
-/// Closes `file`: on a thread of its own where it is large and has no name any more, if there can be one.
+/// Close `file`: on a thread of its own where it is large and has no name any more, if there can be one.
 pub(crate) fn release(file: impl Borrow<File> + Send + 'static) {
     if !disk::facts(file.borrow()).is_ok_and(|facts| facts.nbytes >= LONG && facts.names == 0) {
         return;
@@ -122,7 +122,7 @@ fn more_was_given_back_than(before: usize, watch: &dyn Watch) -> bool {
     given_back() > before
 }
 
-/// Waits until all are given back that were to be.
+/// Wait until all are given back that were to be.
 fn settle(watch: &dyn Watch) {
     /// For how long a full disk may become less full. A fork can have counted threads that it does not have.
     const PATIENCE: Duration = Duration::from_secs(5);

@@ -63,7 +63,7 @@ pub(super) fn wanted(files: &[Feeding<'_>]) -> Vec<FileRun> {
     joined(files.iter().enumerate().flat_map(of_file))
 }
 
-/// Reads these runs of the files, and feeds them to the digests.
+/// Read these runs of the files, and feed them to the digests.
 pub(super) fn feed(files: &[Feeding<'_>], runs: &[FileRun], watch: &dyn Watch) -> Result<(), InFile> {
     let sources: Vec<_> = files.iter().map(|feeding| feeding.source).collect();
     let witnesses: Vec<&dyn Witness> = files.iter().map(|feeding| feeding as _).collect();

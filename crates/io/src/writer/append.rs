@@ -46,7 +46,7 @@ pub struct Appender {
 const AROUND_ENTRY: u64 = 110;
 
 impl Appender {
-    /// Begins the file at `path`, with `reserve` bytes for the header.
+    /// Begin the file at `path`, with `reserve` bytes for the header.
     ///
     /// # Errors
     /// As [`Writer::create`](crate::Writer::create).

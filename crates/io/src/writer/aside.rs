@@ -15,7 +15,7 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Makes the file.
+    /// Make the file.
     ///
     /// # Errors
     /// [`Failure::Write`]; [`Failure::Edit`] if another writer fills a file for this path, or a file cannot be made there.

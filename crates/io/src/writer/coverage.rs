@@ -11,7 +11,7 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// Adds `range`, which is not empty. False when some of it is there already; then nothing is added.
+    /// Add `range`, which is not empty. False when some of it is there already; then nothing is added.
     pub(super) fn add(&mut self, range: &Range<u64>) -> bool {
         let before = self
             .ends

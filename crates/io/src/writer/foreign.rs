@@ -22,7 +22,7 @@ pub struct ForeignFile {
 }
 
 impl ForeignFile {
-    /// Opens a file.
+    /// Open a file.
     ///
     /// # Errors
     /// [`Failure::Open`].
@@ -33,7 +33,7 @@ impl ForeignFile {
         })
     }
 
-    /// Copies the bytes from `position` on to what `index` takes of the tensor `name`, all by an empty one. The system
+    /// Copy the bytes from `position` on to what `index` takes of the tensor `name`, all by an empty one. The system
     /// does it by itself where it can.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl ForeignFile {
     }
 }
 
-/// Fills `dest` from `position` on, while the caller watches.
+/// Fill `dest` from `position` on, while the caller watches.
 fn fill(source: &dyn ReadAt, position: u64, dest: &mut [u8], watch: &dyn Watch) -> Result<(), Failure> {
     let read = |stop: StopFlag<'_>| read_exactly(source, position, dest, stop);
     watched(source.waits(), read, &Asked(watch))?

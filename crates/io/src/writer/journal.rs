@@ -326,7 +326,7 @@ impl JournalState {
         }
     }
 
-    /// Whether every byte was claimed, and every claim completed.
+    /// Return whether every byte was claimed, and every claim completed.
     fn is_complete(&self) -> bool {
         self.open.is_empty() && self.taken.within(&(0..self.total)) == self.total
     }

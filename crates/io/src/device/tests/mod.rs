@@ -312,7 +312,7 @@ fn memory_is_pinned_on_the_node_that_the_device_names_and_anywhere_where_it_name
         let fake = Fake::new(8, 1, 3);
         fake.set_attribute(0, HOST_NUMA_ID, said);
         let device = fake.device(0);
-        assert_eq!(device.gpu.node(), node);
+        assert_eq!(device.gpu.node, node);
         let archive = mixed();
         let parts = whole(&archive);
         let loaded = load(&fake, &device, &parts).unwrap();

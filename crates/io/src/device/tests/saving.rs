@@ -121,12 +121,7 @@ fn outcome(seed: u64, mistake: usize) -> bool {
     if dice.roll(3) == 0 {
         let snapshot = Snapshot::take(&layout, &step.payloads(&bytes), &path, &Unwatched).unwrap();
         // The next step.
-        for (home, block) in step
-            .blocks
-            .iter()
-            .flatten()
-            .filter(|(_, block)| !block.is_empty())
-        {
+        for (home, block) in step.blocks.iter().flatten().filter(|(_, block)| block.len() > 0) {
             fake.queue_fill(&devices[*home], block, 0x11);
         }
         snapshot

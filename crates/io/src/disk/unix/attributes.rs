@@ -71,7 +71,7 @@ impl Attributes {
     }
 }
 
-/// Whether it worked; an error only when the reason is another than that it may not, or cannot, be done here.
+/// Return whether it worked; an error only when the reason is another than that it may not, or cannot, be done here.
 fn permitted(result: rustix::io::Result<()>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),

@@ -55,7 +55,7 @@ impl Directory {
         self.path.join(name)
     }
 
-    /// Opens the file `name` in it.
+    /// Open the file `name` in it.
     pub(crate) fn file(&self, name: &OsStr, opening: Opening) -> io::Result<File> {
         const NEW: OFlags = OFlags::CREATE.union(OFlags::EXCL);
         // In a directory that others may write to, the name may be a link or a pipe.
@@ -71,7 +71,7 @@ impl Directory {
         Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)
     }
 
-    /// Opens the file `name` in it. One that `flags` ask to make gets `mode`, cut by the umask.
+    /// Open the file `name` in it. One that `flags` ask to make gets `mode`, cut by the umask.
     pub(super) fn open_file(&self, name: &OsStr, flags: OFlags, mode: Mode) -> rustix::io::Result<File> {
         let flags = flags | OFlags::CLOEXEC;
         retry_on_intr(|| fs::openat(&self.fd, name, flags, mode)).map(File::from)
@@ -122,7 +122,7 @@ impl Directory {
         }
     }
 
-    /// Fails where this process may not write to the file `name`.
+    /// Fail where this process may not write to the file `name`.
     pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
         match fs::accessat(self, name, Access::WRITE_OK, AtFlags::EACCESS) {
             // Removed a moment ago; or a kernel that cannot answer for the effective user.
@@ -188,7 +188,7 @@ impl Directory {
         None
     }
 
-    /// Makes names in this directory durable. `file` is on the same file system.
+    /// Make names in this directory durable. `file` is on the same file system.
     pub(crate) fn flush(&self, file: &File) -> io::Result<()> {
         match retry_on_intr(|| fs::fsync(&self.fd)) {
             // Opened without the right to list it, so only the whole file system can be flushed.

@@ -214,7 +214,7 @@ pub(crate) fn lock_holder(_: &File) -> Option<u32> {
     None
 }
 
-/// Makes an exclusive lock of this file a shared one.
+/// Make an exclusive lock of this file a shared one.
 pub(crate) fn share_lock(file: &File) -> io::Result<()> {
     try_lock(file, Lock::Shared).map(|_| ())
 }
@@ -226,7 +226,7 @@ pub(crate) fn unlock(file: &File) -> io::Result<()> {
 /// Bytes that are reserved in one call. Where that means to fill pages (tmpfs), it takes about 0.1 s.
 pub(crate) const RESERVED_AT_ONCE: u64 = 1 << 30;
 
-/// Reserves `count` bytes from `position` on. False where the file system cannot; the error is of the kind
+/// Reserve `count` bytes from `position` on. False where the file system cannot; the error is of the kind
 /// [`io::ErrorKind::Interrupted`] after a signal.
 #[cfg(target_os = "linux")]
 pub(crate) fn reserve(file: &File, position: u64, count: u64, size: crate::disk::Size) -> io::Result<bool> {
@@ -296,7 +296,7 @@ pub(crate) fn check_extent(_: &File, _: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
+/// Fail when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
 /// ends the process unless it is ignored.
 pub(crate) fn check_size_limit(nbytes: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {

@@ -58,7 +58,7 @@ fn follow(path: &Path) -> Result<Resolved, Error> {
     Err(Errno::LOOP).step(step::OPEN)
 }
 
-/// Whether `directory`, which is `parent` seen from `base`, has the blobs of a content-addressed store. It may have that
+/// Return whether `directory`, which is `parent` seen from `base`, has the blobs of a content-addressed store. It may have that
 /// name in its own parent directory, or in the path.
 fn is_of_blobs(directory: &Directory, parent: &Path, base: Option<&Directory>) -> bool {
     let is_beside = |from: Option<&Directory>, above: &Path| {

@@ -50,7 +50,7 @@ impl Directory {
         self.path.join(name)
     }
 
-    /// Opens the file `name` in it.
+    /// Open the file `name` in it.
     pub(crate) fn file(&self, name: &OsStr, opening: Opening) -> io::Result<File> {
         let mut options = File::options();
         match opening {
@@ -74,7 +74,7 @@ impl Directory {
         patiently(is_shared_by_nobody, || options.open(&path))
     }
 
-    /// Opens it so that its access list can be changed too, which not every server allows.
+    /// Open it so that its access list can be changed too, which not every server allows.
     pub(super) fn opened_privately(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
         let mut private = options.clone();
         private.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC);
@@ -104,7 +104,7 @@ impl Directory {
         }
     }
 
-    /// Fails where this process may not write to the file `name`.
+    /// Fail where this process may not write to the file `name`.
     pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
         let is_read_only = |facts: Facts| facts.mode & FILE_ATTRIBUTE_READONLY != 0;
         if self.facts(name)?.is_some_and(is_read_only) {
@@ -186,7 +186,7 @@ impl Directory {
         None
     }
 
-    /// Makes names in this directory durable. `file` is on the same file system.
+    /// Make names in this directory durable. `file` is on the same file system.
     pub(crate) fn flush(&self, file: &File) -> io::Result<()> {
         let directory = File::options()
             .write(true)

@@ -156,7 +156,7 @@ pub(crate) fn append(notes: &File, bytes: &[u8]) -> io::Result<u64> {
     appended
 }
 
-/// Opens a file that others may replace, rename or delete while it is open.
+/// Open a file that others may replace, rename or delete while it is open.
 pub(crate) fn open_for_reading(path: &Path) -> io::Result<File> {
     opened(path, File::options().read(true))
 }
@@ -194,7 +194,7 @@ fn is_locked(fault: &io::Error) -> bool {
     has_number(fault, ERROR_LOCK_VIOLATION) || has_number(fault, ERROR_IO_PENDING)
 }
 
-/// Makes an exclusive lock of this file a shared one.
+/// Make an exclusive lock of this file a shared one.
 pub(crate) fn share_lock(file: &File) -> io::Result<()> {
     // Whoever has the exclusive one may have both. Of two, the exclusive one is undone first.
     if try_lock(file, Lock::Shared)? {
@@ -212,7 +212,7 @@ pub(crate) fn unlock(file: &File) -> io::Result<()> {
     calls::unlock(file, LOCKED)
 }
 
-/// Reserves `count` bytes from `position` on. False where the file system cannot.
+/// Reserve `count` bytes from `position` on. False where the file system cannot.
 pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io::Result<bool> {
     let end = position + count;
     let Ok(room) = i64::try_from(end) else {
@@ -268,7 +268,7 @@ pub(crate) fn descriptors_allowed() -> usize {
     usize::MAX
 }
 
-/// Waits before a pipe is written to again.
+/// Wait before a pipe is written to again.
 pub(crate) fn wait_writable(_: &File, most: Duration) {
     thread::sleep(most);
 }

@@ -11,7 +11,7 @@ use super::attributes::Attributes;
 use super::directory::Directory;
 use crate::disk::{Birth, Facts, Kind};
 
-/// Opens the file `name` both ways, made where nothing has the name.
+/// Open the file `name` both ways, made where nothing has the name.
 pub(crate) fn open_or_make(directory: &Directory, name: &OsStr, birth: Birth) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -27,7 +27,7 @@ pub(crate) fn is_ours(facts: &Facts) -> bool {
     facts.kind == Kind::File && facts.names <= 1
 }
 
-/// Keeps others out of `file`, which may have been made by an earlier call, and gets these attributes when it is whole.
+/// Keep other users out of `file`, which an earlier call may have made, until it is complete and gets these attributes.
 pub(crate) fn confine(file: &File, attributes: &Attributes) -> io::Result<()> {
     attributes.begin(file)
 }

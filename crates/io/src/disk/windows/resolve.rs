@@ -48,7 +48,7 @@ fn follow(path: &Path) -> Result<Resolved, Error> {
     Err(too_many_links()).step(step::OPEN)
 }
 
-/// Whether the directory at `path` has the blobs of a content-addressed store.
+/// Return whether the directory at `path` has the blobs of a content-addressed store.
 fn is_of_blobs(path: &Path) -> bool {
     let is_beside = |name| path.with_file_name(name).is_dir();
     path.file_name() == Some(BLOBS.as_ref()) && BESIDE_BLOBS.into_iter().any(is_beside)

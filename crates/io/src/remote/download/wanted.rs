@@ -230,7 +230,7 @@ impl RemoteModel {
         let at_once = threads.map_or(AT_ONCE, |threads| threads.get().min(AT_ONCE));
         let numbers: Vec<usize> = (0..self.shards.len()).collect();
         let source = |number: usize, stop: StopFlag<'_>| self.source(&self.shards[number], stop);
-        let sources = in_parallel(Reading::waiting(at_once), &numbers, source, watch);
+        let sources = in_parallel(Reading::on(at_once).waiting(true), &numbers, source, watch);
         self.session.rest();
         sources
     }

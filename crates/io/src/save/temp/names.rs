@@ -91,7 +91,7 @@ enum Left {
     Behind,
 }
 
-/// Removes a file that no process has locked.
+/// Remove a file that no process has locked.
 fn remove_unlocked(directory: &Directory, name: &OsStr) -> Left {
     let open = |opening| directory.file(name, opening);
     // NFS locks only files that are open for writing; a copy of a read-only file cannot be opened for writing.
@@ -207,7 +207,7 @@ pub(super) fn temp_prefix(target: &OsStr) -> OsString {
     prefix
 }
 
-/// Whether a temporary file for `target` may have this name.
+/// Return whether a temporary file for `target` may have this name.
 pub(super) fn is_temp_of(name: &OsStr, target: &OsStr) -> bool {
     let rest = name.as_encoded_bytes();
     let rest = rest.strip_prefix(temp_prefix(target).as_encoded_bytes());

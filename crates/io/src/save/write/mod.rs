@@ -181,7 +181,7 @@ impl Writing<'_> {
     }
 }
 
-/// Whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust
+/// Return whether closing `file` sends its bytes to a server, as network file systems do so that the next reader sees them. Rust
 /// does not report errors of closing; a flush costs nothing more and does.
 fn close_would_flush(file: &File) -> bool {
     matches!(

@@ -125,7 +125,7 @@ impl PieceWriter<'_, '_> {
         self.team.outcome()
     }
 
-    /// Writes all pieces on this thread.
+    /// Write all pieces on this thread.
     fn work_alone(&self) -> Result<(), Error> {
         let mut buffers = Buffers::default();
         for piece in (0..self.pieces.count()).take_while(|_| self.team.look()) {
@@ -357,7 +357,7 @@ mod tests {
     use crate::Unwatched;
     use crate::memory::Bytes;
     use crate::payload::{FileRange, Gather, Produce};
-    use crate::save::{save_data, save_pieces};
+    use crate::save::save_pieces;
     use crate::sync::in_every_order;
     use proptest::prelude::*;
     use std::io::Write;
@@ -535,11 +535,9 @@ mod tests {
             } else {
                 &payloads
             };
-            let error = save_data(
+            let error = save_pieces(
                 &path,
-                b"head",
-                payloads.iter().map(Payload::nbytes).sum(),
-                payloads,
+                Pieces::of_data(b"head", payloads.iter().map(Payload::nbytes).sum(), payloads),
                 &crate::SaveOptions::default(),
                 &Unwatched,
             )
@@ -565,11 +563,9 @@ mod tests {
         other.write_all(&bytes(3 << 20)).unwrap();
         for nbytes in [(3 << 20) + 1, 3 << 20] {
             let payloads = [Payload::File(FileRange::new(&other, 1, nbytes))];
-            let saved = save_data(
+            let saved = save_pieces(
                 &path,
-                b"head",
-                payloads.iter().map(Payload::nbytes).sum(),
-                &payloads,
+                Pieces::of_data(b"head", payloads.iter().map(Payload::nbytes).sum(), &payloads),
                 &crate::SaveOptions::default(),
                 &Unwatched,
             );
@@ -646,11 +642,9 @@ mod tests {
             let seen = Seen::default();
             let whole = bytes(len);
             let payloads = [Payload::from(&whole[..])];
-            save_data(
+            save_pieces(
                 &folder.path().join("file"),
-                b"head",
-                payloads.iter().map(Payload::nbytes).sum(),
-                &payloads,
+                Pieces::of_data(b"head", payloads.iter().map(Payload::nbytes).sum(), &payloads),
                 &crate::SaveOptions::default(),
                 &seen,
             )
@@ -785,7 +779,7 @@ mod tests {
             }
         }
 
-        /// Whether the thread that asks has read it, and whether others have.
+        /// Return whether the thread that asks has read it, and whether others have.
         fn is_read_by_this(&self) -> Vec<bool> {
             let this = std::thread::current().id();
             let mut found: Vec<bool> = locked(&self.read_by).iter().map(|&id| id == this).collect();
@@ -825,13 +819,25 @@ mod tests {
         ] {
             let near = Near::new(nbytes, waits);
             let payload = Payload::Gathered(&near);
-            save_data(&path, b"head", payload.nbytes(), &[payload], &options, &Unwatched).unwrap();
+            save_pieces(
+                &path,
+                Pieces::of_data(b"head", payload.nbytes(), &[payload]),
+                &options,
+                &Unwatched,
+            )
+            .unwrap();
             assert_eq!(near.is_read_by_this(), [by_this], "{nbytes} bytes, {waits}");
         }
         // Beside what only the calling thread fetches, and with digests that are taken in order.
         let (near, late) = (Near::new(long, false), Late(1));
         let payloads = [Payload::Gathered(&near), Payload::Produced(&late)];
-        save_data(&path, b"head", to_u64(long) + 1, &payloads, &options, &Unwatched).unwrap();
+        save_pieces(
+            &path,
+            Pieces::of_data(b"head", to_u64(long) + 1, &payloads),
+            &options,
+            &Unwatched,
+        )
+        .unwrap();
         // It reads the piece that both have bytes in.
         assert_eq!(near.is_read_by_this(), [false, true]);
         let near = Near::new(long, false);

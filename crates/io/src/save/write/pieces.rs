@@ -130,7 +130,7 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
-    /// Whether there are blocks of other files that this one may have in common with them. Not where digests are taken.
+    /// Return whether there are blocks of other files that this one may have in common with them. Not where digests are taken.
     pub(super) fn share_blocks(&self) -> bool {
         let shares = |(payload, &begin): (&Payload<'_>, &u64)| match payload {
             Payload::File(range) => payload.nbytes() >= to_u64(STRAIGHT) && range.has_blocks_at(begin),
@@ -139,7 +139,7 @@ impl<'a> Pieces<'a> {
         self.sealed.is_none() && self.payloads.iter().zip(&self.ends).any(shares)
     }
 
-    /// Whether there are bytes that each thread waits for.
+    /// Return whether there are bytes that each thread waits for.
     pub(super) fn wait(&self) -> bool {
         self.payloads.iter().any(Payload::waits)
     }
@@ -188,7 +188,7 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// Fills `into`, which has the size of `piece`, with its bytes. What waits for a network fails soon after `stop` is
+    /// Fill `into`, which has the size of `piece`, with its bytes. What waits for a network fails soon after `stop` is
     /// set.
     ///
     /// # Errors
@@ -257,7 +257,7 @@ impl<'a> Pieces<'a> {
         self.on_device && self.spans(range).any(|span| span.device().is_some())
     }
 
-    /// Calls `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
+    /// Call `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
     /// `buffer`, which grows to the size of a piece, and by `read`.
     pub(super) fn each_run<E>(
         &self,
@@ -326,7 +326,7 @@ impl WriteRun<'_> {
         }
     }
 
-    /// Writes the run at `position` of `file`. `buffer` is for what passes through memory.
+    /// Write the run at `position` of `file`. `buffer` is for what passes through memory.
     pub(super) fn write_at(&self, file: &File, position: u64, buffer: &mut Vec<u8>) -> io::Result<()> {
         match self {
             WriteRun::Gathered(bytes) => write_all_at(file, bytes, position),
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(runs(&pieces), [(true, 4_001_000)]);
     }
 
-    /// Whether each run of all pieces is one of gathered bytes, and its length. Empty runs are left out.
+    /// For each run, return whether its bytes are gathered, and its length. Empty runs are left out.
     fn runs(pieces: &Pieces<'_>) -> Vec<(bool, u64)> {
         let mut runs = Vec::new();
         let note = |run: WriteRun<'_>| -> io::Result<()> {
