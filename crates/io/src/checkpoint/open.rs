@@ -101,30 +101,29 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
     if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
         return index_at(path, options.reach);
     }
-    match open_path(path, options) {
-        Ok(archive) => Ok(Found::File(Box::new(archive))),
-        Err(fault) => match fault.failure() {
-            Failure::Open(source) if source.kind() == io::ErrorKind::IsADirectory => {
-                in_directory(path, options)
-            }
-            Failure::Header(FormatError::Foreign {
-                kind: Foreign::IndexJson,
-                ..
-            }) => index_at(path, options.reach),
-            _ => Err(fault),
-        },
+    let fault = match open_path(path, options) {
+        Err(fault) => fault,
+        opened => return opened,
+    };
+    match fault.failure() {
+        Failure::Open(source) if source.kind() == io::ErrorKind::IsADirectory => {
+            in_directory(path, options)
+        }
+        Failure::Header(FormatError::Foreign {
+            kind: Foreign::IndexJson,
+            ..
+        }) => index_at(path, options.reach),
+        _ => Err(fault),
     }
 }
 
-fn open_path(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error> {
-    if options.reach == Reach::FollowLinks {
-        return open_file(path, options);
-    }
-    if path.is_dir() {
-        return Err(unopened(path)(io::ErrorKind::IsADirectory.into()));
-    }
-    let (folder, name) = split(path, options.reach)?;
-    open_confined(&folder, &name, path, options)
+fn open_path(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
+    let archive = if options.reach == Reach::Confined {
+        open_confined(path, options)
+    } else {
+        open_file(path, options)
+    };
+    archive.map(|archive| Found::File(Box::new(archive)))
 }
 
 fn open_file(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error> {
@@ -137,12 +136,11 @@ fn open_file(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error>
     Archive::of(file, Some(path), &options.open, options.headers.of_file())
 }
 
-fn open_confined(
-    folder: &Folder,
-    name: &OsStr,
-    path: &Path,
-    options: &CheckpointOptions,
-) -> Result<Archive, Error> {
+fn open_confined(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error> {
+    if path.is_dir() {
+        return Err(unopened(path)(io::ErrorKind::IsADirectory.into()));
+    }
+    let (folder, name) = split(path, options.reach)?;
     let file = LocalFile::of(folder.open(name)?).map_err(unopened(path))?;
     Archive::of(Origin::Local(Arc::new(file)), Some(path), &options.open, None)
 }
@@ -176,12 +174,7 @@ fn in_directory(path: &Path, options: &CheckpointOptions) -> Result<Found, Error
     } else if !files.is_empty() && files.iter().all(|name| is_part(name)) {
         CheckpointFault::MissingIndex { found: texts(&files) }
     } else if let Some(name) = usual_or_only(&files, USUAL_FILE) {
-        let file = path.join(&name);
-        let archive = match options.reach {
-            Reach::FollowLinks => open_file(&file, options),
-            Reach::Confined => open_confined(&Folder::new(path, options.reach)?, &name, &file, options),
-        };
-        return archive.map(|archive| Found::File(Box::new(archive)));
+        return open_path(&path.join(name), options);
     } else if !files.is_empty() {
         ambiguous(&files)
     } else {
