@@ -4,16 +4,15 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use ingot_format::Entry;
-use ingot_io::binding::{Fetched, Prefetch, Request, TensorId};
-use ingot_io::{Checkpoint, Failure, ReadOptions, Tensor};
+use ingot_io::binding::{Prefetch, Request, TensorId};
+use ingot_io::{Checkpoint, Failure, ReadOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::device::{Current, Devices};
 use crate::errors::raise;
 use crate::watch::Signals;
-use crate::wrap::{Shared, Wrap};
+use crate::wrap::Wrap;
 
 /// Tensors that are read in the background. Each is returned once.
 #[pyclass(frozen, module = "ingot._native")]
@@ -46,7 +45,8 @@ impl Stream {
         let tensor = tensor.map_err(|error| raise(py, &error))?;
         let name = PyString::new(py, tensor.entry().name);
         streams.iter().try_for_each(|stream| stream.hold(py))?;
-        Ok(Some((name, wrapped(py, &tensor, &part, wrap)?)))
+        let path = tensor.archive().path();
+        Ok(Some((name, wrap.wrap_part(py, path, &part, tensor.entry())?)))
     }
 
     /// Return the tensor of this name, as soon as it is read; `None` if it was not requested or was already returned.
@@ -64,7 +64,9 @@ impl Stream {
         let streams = self.streams(py)?;
         let part = Signals::detach(py, |signals| prefetch.take(rank, signals))?;
         streams.iter().try_for_each(|stream| stream.hold(py))?;
-        part.map(|part| wrapped(py, &tensor, &part, wrap)).transpose()
+        let path = tensor.archive().path();
+        part.map(|part| wrap.wrap_part(py, path, &part, tensor.entry()))
+            .transpose()
     }
 
     /// Stop reading, wait for the thread, and drop the remaining tensors.
@@ -124,19 +126,4 @@ impl Stream {
         let closed = || raise(py, &Failure::Closed.about(self.checkpoint.path(), None));
         prefetch.clone().ok_or_else(closed)
     }
-}
-
-fn wrapped<'py>(
-    py: Python<'py>,
-    tensor: &Tensor<'_>,
-    part: &Fetched,
-    wrap: &Wrap,
-) -> PyResult<Bound<'py, PyAny>> {
-    let (path, stored) = (tensor.archive().path(), tensor.entry());
-    let entry = Entry {
-        shape: &part.shape,
-        ..*stored
-    };
-    wrap.accepts(py, path, &entry)?;
-    wrap.wrap(py, path, &part.buffer, &entry, &mut Shared::default())
 }

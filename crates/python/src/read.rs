@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Entry, Index, Quoted};
-use ingot_io::binding::{Buffer, Onto, Proof, read_to};
+use ingot_io::binding::{Buffer, Onto, Part, Proof, read_to};
 use ingot_io::{Checkpoint, Error, Job, ReadOptions, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -187,16 +187,16 @@ pub(crate) fn selected<'py>(
     if wrap.takes_strides(py, entry.dtype)? {
         let view = tensor.strided(index).map_err(|error| raise(py, &error))?;
         if let Some(view) = view {
-            return wrap.wrap_strided(py, path, &view, entry);
+            return wrap.wrap_part(py, path, &view, entry);
         }
     }
     let (shape, region) = Signals::detach(py, |signals| tensor.select(index, signals))?;
-    let part = Entry {
-        shape: &shape,
-        ..*entry
+    let part = Part {
+        buffer: Buffer::Host(region),
+        shape,
+        strides: None,
     };
-    wrap.accepts(py, path, &part)?;
-    wrap.wrap(py, path, &Buffer::Host(region), &part, &mut Shared::default())
+    wrap.wrap_part(py, path, &part, entry)
 }
 
 /// Return the tensor of one job, on the device `onto`.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ingot_format::{Dtype, Entry, to_u64};
-use ingot_io::binding::{Buffer, StridedView};
+use ingot_io::binding::{Buffer, Part};
 use pyo3::exceptions::{PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -122,32 +122,29 @@ impl Wrap {
         Ok(self.strided && matches!(self.known(py, dtype)?, Known::Natively(_)))
     }
 
-    /// Return a view of elements of the tensor `entry` of the file at `path`. Only for a dtype that [`Wrap::takes_strides`].
-    pub(crate) fn wrap_strided<'py>(
+    /// Return a part of the tensor `entry` of the file at `path`. It may have strides if [`Wrap::takes_strides`].
+    pub(crate) fn wrap_part<'py>(
         &self,
         py: Python<'py>,
         path: Option<&Path>,
-        view: &StridedView,
+        part: &Part,
         entry: &Entry<'_>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let units = Dims::strided(entry.dtype, &view.shape, &view.strides);
-        let make = |units: Dims| match self.known(py, entry.dtype)? {
-            Known::Natively(as_dtype) => self.make(
-                py,
-                &view.buffer,
-                entry.dtype,
-                units,
-                as_dtype.bind(py),
-                &mut Shared::default(),
-            ),
-            Known::Finished(_) => Err(PyValueError::new_err("a dtype without strides")),
-        };
-        let units = units.ok_or_else(|| PyValueError::new_err("shape cannot be stored"));
         let entry = &Entry {
-            shape: &view.shape,
+            shape: &part.shape,
             ..*entry
         };
-        units
+        let (buffer, shared) = (&part.buffer, &mut Shared::default());
+        let Some(strides) = &part.strides else {
+            self.accepts(py, path, entry)?;
+            return self.wrap(py, path, buffer, entry, shared);
+        };
+        let make = |units: Dims| match self.known(py, entry.dtype)? {
+            Known::Natively(as_dtype) => self.make(py, buffer, entry.dtype, units, as_dtype.bind(py), shared),
+            Known::Finished(_) => Err(PyValueError::new_err("a dtype without strides")),
+        };
+        Dims::strided(entry.dtype, entry.shape, strides)
+            .ok_or_else(|| PyValueError::new_err("shape cannot be stored"))
             .and_then(make)
             .map_err(|refusal| about(py, path, entry, refusal))
     }

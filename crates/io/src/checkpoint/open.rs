@@ -106,9 +106,7 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
         opened => return opened,
     };
     match fault.failure() {
-        Failure::Open(source) if source.kind() == io::ErrorKind::IsADirectory => {
-            in_directory(path, options)
-        }
+        Failure::Open(source) if source.kind() == io::ErrorKind::IsADirectory => in_directory(path, options),
         Failure::Header(FormatError::Foreign {
             kind: Foreign::IndexJson,
             ..

@@ -343,7 +343,7 @@ impl Tensor<'_> {
     /// # Errors
     /// [`Failure::Slice`] if the index does not fit, and [`Failure::Changed`].
     #[doc(hidden)]
-    pub fn strided(&self, index: &[Index]) -> Result<Option<StridedView>, Error> {
+    pub fn strided(&self, index: &[Index]) -> Result<Option<Part>, Error> {
         let entry = self.entry();
         let width = entry.dtype.bits() / 8;
         if self.archive().source().memory().is_none() || !entry.dtype.bits().is_multiple_of(8) {
@@ -360,10 +360,10 @@ impl Tensor<'_> {
         };
         // Before the view is handed out: touching bytes that are gone ends the process.
         self.archive().check_unchanged()?;
-        Ok(Some(StridedView {
+        Ok(Some(Part {
             buffer: Buffer::Host(region),
             shape: taken.shape,
-            strides: taken.strides,
+            strides: Some(taken.strides),
         }))
     }
 
@@ -379,15 +379,15 @@ impl Tensor<'_> {
     }
 }
 
-/// Elements of a tensor in a mapping.
+/// A tensor or a part of it, which was read or is a view of a mapping.
 #[derive(Clone, Debug)]
-pub struct StridedView {
+pub struct Part {
     /// The bytes from the first element to the last.
     pub buffer: Buffer,
     /// The number of elements along each dimension.
     pub shape: Vec<u64>,
-    /// The distance between neighbours along each dimension, in elements.
-    pub strides: Vec<u64>,
+    /// The distance between neighbours along each dimension, in elements. `None` if they are contiguous in C order.
+    pub strides: Option<Vec<u64>>,
 }
 
 /// The region of one job on the host.

@@ -7,7 +7,7 @@ use ingot_format::Index;
 
 use super::buffer::Buffer;
 use super::job::Job;
-use super::{about, read_to, warm_behind_mappings};
+use super::{Part, about, read_to, warm_behind_mappings};
 use crate::checkpoint::Checkpoint;
 use crate::device::Onto;
 use crate::error::{Error, Failure};
@@ -32,15 +32,6 @@ pub struct Request {
     pub index: Option<Vec<Index>>,
     /// The device to read onto; `None` for the host.
     pub onto: Option<Arc<Onto>>,
-}
-
-/// The result of a [`Request`].
-#[derive(Clone, Debug)]
-pub struct Fetched {
-    /// The shape of the tensor, or of the part of it.
-    pub shape: Vec<u64>,
-    /// The bytes.
-    pub buffer: Buffer,
 }
 
 /// Tensors that a thread reads in the background, each handed out once.
@@ -106,7 +97,7 @@ struct Progress {
 enum RequestState {
     Waiting,
     Reading,
-    Ready(Result<Fetched, Error>),
+    Ready(Result<Part, Error>),
     Taken,
 }
 
@@ -161,7 +152,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// The error of reading it, once; [`Failure::Interrupted`] if `watch` stops the wait; [`Failure::Closed`].
-    pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Fetched)>, Error> {
+    pub fn next(&self, watch: &dyn Watch) -> Result<Option<(usize, Part)>, Error> {
         self.refuse_child()?;
         let first = self.shared.locked().first;
         for rank in first..self.shared.requests.len() {
@@ -181,7 +172,7 @@ impl Prefetch {
     ///
     /// # Errors
     /// As [`Prefetch::next`].
-    pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Fetched>, Error> {
+    pub fn take(&self, rank: usize, watch: &dyn Watch) -> Result<Option<Part>, Error> {
         self.refuse_child()?;
         let shared = &self.shared;
         let mut state = shared.locked();
@@ -327,7 +318,7 @@ impl Shared {
     }
 
     /// Read a batch at once, or one by one if that fails, so that each request has its own error.
-    fn read_batch(&self, ranks: Vec<usize>) -> Vec<(usize, Result<Fetched, Error>)> {
+    fn read_batch(&self, ranks: Vec<usize>) -> Vec<(usize, Result<Part, Error>)> {
         if let Ok(fetched) = self.read_at_once(&ranks, self) {
             return ranks.into_iter().zip(fetched.into_iter().map(Ok)).collect();
         }
@@ -335,7 +326,7 @@ impl Shared {
         wanted.map(|rank| (rank, self.read(rank, self))).collect()
     }
 
-    fn read_at_once(&self, ranks: &[usize], watch: &dyn Watch) -> Result<Vec<Fetched>, Error> {
+    fn read_at_once(&self, ranks: &[usize], watch: &dyn Watch) -> Result<Vec<Part>, Error> {
         let jobs = ranks.iter().map(|&rank| self.job(rank));
         let jobs = jobs.collect::<Result<Vec<_>, _>>()?;
         let whole = ranks.iter().zip(&jobs).filter(|(rank, _)| {
@@ -344,20 +335,22 @@ impl Shared {
         let tensors: Vec<Tensor<'_>> = whole.map(|(_, job)| *job.tensor()).collect();
         warm_behind_mappings(&tensors, &self.options, self)?;
         let buffers = read_to(&jobs, &self.options, watch)?;
-        let fetched = |(job, buffer): (&Job<'_>, Buffer)| Fetched {
+        let fetched = |(job, buffer): (&Job<'_>, Buffer)| Part {
             shape: job.shape().to_owned(),
             buffer,
+            strides: None,
         };
         Ok(jobs.iter().zip(buffers).map(fetched).collect())
     }
 
-    fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Fetched, Error> {
+    fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Part, Error> {
         let job = self.job(rank)?;
         let buffers = about(&job, read_to([&job], &self.options, watch));
-        Ok(Fetched {
+        Ok(Part {
             // One job has one buffer.
             buffer: buffers?.swap_remove(0),
             shape: job.shape().to_owned(),
+            strides: None,
         })
     }
 
@@ -435,7 +428,7 @@ mod tests {
         Prefetch::new(model, requests, 2 * to_u64(NBYTES), ReadOptions::default())
     }
 
-    fn letter(fetched: &Fetched) -> char {
+    fn letter(fetched: &Part) -> char {
         match &fetched.buffer {
             Buffer::Host(region) => char::from(region.to_vec()[NBYTES - 1]),
             Buffer::Device(_) => panic!("it was asked for in the memory of the host"),
