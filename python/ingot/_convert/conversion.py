@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
+from math import prod
 from os import fsdecode
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
@@ -145,6 +146,14 @@ class Listed(NamedTuple):
     """The size as stored. None, like the shape, if the tensor cannot be converted."""
     file: str
     """The path of the file that holds it."""
+    begin: None = None
+    end: None = None
+    """Positions are facts of this package's files."""
+
+    @property
+    def parameter_count(self) -> int | None:
+        """The number of elements."""
+        return None if self.shape is None else prod(self.shape)
 
 
 class Listing(NamedTuple):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
     Looked: TypeAlias = "Source | Foreign"
-    Row: TypeAlias = "TensorInfo | Info"
+    Row: TypeAlias = "TensorInfo | Listed"
 
 
 class Source:
@@ -156,18 +155,6 @@ def text_of(value: object) -> str:
 # A source that may have another format. Only its header is read.
 
 
-class Info(NamedTuple):
-    """A tensor of another format, like `TensorInfo`. A field is None if the format lacks it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...] | None
-    nbytes: int | None
-    parameter_count: int | None
-    begin: None = None
-    end: None = None
-
-
 class Foreign:
     """A file of another format, or several. No value has been read."""
 
@@ -194,15 +181,15 @@ class Foreign:
         """Return the values that are not tensors."""
         return self._listing.left_out
 
-    def aliases(self) -> tuple[Info, ...]:
+    def aliases(self) -> tuple[Listed, ...]:
         """Return no names, since only files of this package have aliases."""
         return ()
 
-    def infos(self) -> list[Info]:
+    def infos(self) -> list[Listed]:
         """Return the facts of every tensor in the order of the source."""
-        return list(map(_info, self._listing.tensors))
+        return self._listing.tensors
 
-    def in_natural_order(self) -> list[Info]:
+    def in_natural_order(self) -> list[Listed]:
         """Return the tensors in natural order of the names."""
         infos = self.infos()
         ranks = {name: rank for rank, name in enumerate(in_natural_order([info.name for info in infos]))}
@@ -242,8 +229,3 @@ def looked_into(path: str) -> Source | Foreign:
             if lacking.name == "numpy":
                 raise error from None
             raise
-
-
-def _info(tensor: Listed) -> Info:
-    elements = None if tensor.shape is None else prod(tensor.shape)
-    return Info(tensor.name, tensor.dtype, tensor.shape, tensor.nbytes, elements)

@@ -11,7 +11,6 @@ from ingot.cli.sources import chosen, opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.cli.arguments import Output
     from ingot.typing import DtypeName
 
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 )
 @arguments.writing
 def command(
-    to: Output,
+    to: arguments.Output,
     path: str,
     destination: str,
     dtype: DtypeName,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,10 +11,6 @@ from ingot._convert.formats import FORMATS
 from ingot._native import is_url
 from ingot.cli import arguments
 from ingot.cli.screen import Column, nbytes, plural, shown
-
-if TYPE_CHECKING:
-    from ingot._convert import Conversion
-    from ingot.cli.arguments import Output
 
 
 @arguments.command(short_help="Convert a file of PyTorch, NumPy, GGUF, … to tensors.")
@@ -48,7 +44,7 @@ if TYPE_CHECKING:
     help="Read both files again and compare every tensor.",
 )
 @arguments.writing
-def command(to: Output, /, path: str, destination: str, **options: Any) -> int:
+def command(to: arguments.Output, /, path: str, destination: str, **options: Any) -> int:
     """Convert SOURCE to DESTINATION, a .safetensors, .bt or .npz file.
 
     SOURCE is a file of PyTorch, NumPy (.npz, .npy), HDF5 or Keras, flax (msgpack), ONNX, TensorFlow,
@@ -67,7 +63,7 @@ def command(to: Output, /, path: str, destination: str, **options: Any) -> int:
     return 0
 
 
-def _print(to: Output, done: Conversion) -> None:
+def _print(to: arguments.Output, done: _convert.Conversion) -> None:
     # With several files there is an index.
     files = "" if len(done.files) == 1 else f" in {len(done.files) - 1:,} files and an index"
     what = [f"{plural(done.tensors, 'tensor')}, {nbytes(done.nbytes)}"]

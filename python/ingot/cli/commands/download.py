@@ -8,11 +8,6 @@ from ingot._write import download
 from ingot.cli import arguments
 from ingot.cli.screen import Column, nbytes, plural, shown
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._write.download import Download
-    from ingot.cli.arguments import Output
-
 
 @arguments.command(short_help="Download a file, or a model of several files.")
 @click.argument("source", metavar="URL")
@@ -26,7 +21,7 @@ if TYPE_CHECKING:
 )
 @arguments.writing
 def command(
-    to: Output, source: str, destination: str, expected_sha256: str | None, threads: int | None
+    to: arguments.Output, source: str, destination: str, expected_sha256: str | None, threads: int | None
 ) -> int:
     """Download the file or the model at URL to DESTINATION.
 
@@ -52,7 +47,7 @@ def command(
     return 0
 
 
-def _print(to: Output, done: Download) -> None:
+def _print(to: arguments.Output, done: download.Download) -> None:
     files = done.files or (done,)
     rows = [(file.path, to.screen.size(file.nbytes)) for file in files]
     to.screen.table((Column("file"), Column("size", right=True)), rows)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from ingot._native import TensorInfo
-    from ingot.cli.arguments import Output
     from ingot.typing import Glob
 
 # Bytes that file systems take for a name, with room for numbers and suffixes.
@@ -48,7 +47,7 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "
 )
 @arguments.writing
 def command(
-    to: Output,
+    to: arguments.Output,
     path: str,
     keys: Glob | None,
     drop: Glob | None,

@@ -14,7 +14,6 @@ from ingot.errors import SaveError
 
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
-    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
 
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 )
 @arguments.writing
 def command(
-    to: Output, paths: tuple[str, ...], output: str, on_duplicate: Literal["error", "first", "last"]
+    to: arguments.Output, paths: tuple[str, ...], output: str, on_duplicate: Literal["error", "first", "last"]
 ) -> int:
     """Merge several files, or the files of a sharded checkpoint, into one file.
 

@@ -21,7 +21,6 @@ from .summary import abridged
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
-    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
 
 _COLUMNS = (Column("key"), Column("value"))
@@ -146,7 +145,7 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
 @arguments.output("Write a copy to FILE, and do not change PATH.")
 @click.option("--all", "everything", is_flag=True, help="Also remove `format`, which transformers needs.")
 @arguments.writing
-def clean(to: Output, path: str, output: str | None, everything: bool) -> int:
+def clean(to: arguments.Output, path: str, output: str | None, everything: bool) -> int:
     """Remove all metadata except `format`."""
     before = opened(path).texts()
     kept = {key: text for key, text in before.items() if key == _KEPT and not everything}

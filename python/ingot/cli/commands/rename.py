@@ -15,7 +15,6 @@ from ingot.cli.sources import opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.cli.arguments import Output
     from ingot.cli.sources import Source
     from ingot.typing import Glob
 
@@ -46,7 +45,7 @@ _COLUMNS = (Column("old"), Column("new"))
 @arguments.selecting
 @arguments.writing
 def command(
-    to: Output,
+    to: arguments.Output,
     path: str,
     destination: str,
     pairs: tuple[tuple[str, str], ...],

@@ -6,11 +6,6 @@ from ingot._write import edit
 from ingot.cli import arguments
 from ingot.cli.screen import Column, plural
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot._write.edit import Finding, Repair
-    from ingot.cli.arguments import Output
-
 _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 
 
@@ -18,7 +13,7 @@ _COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
 @arguments.source
 @arguments.destination
 @arguments.writing
-def command(to: Output, path: str, destination: str) -> int:
+def command(to: arguments.Output, path: str, destination: str) -> int:
     """Write the intact tensors of SOURCE to DESTINATION, and list the faults.
 
     The new file lacks tensors that are truncated, overlap, or have an unreadable entry, and bytes that belong
@@ -38,11 +33,11 @@ def command(to: Output, path: str, destination: str) -> int:
     return 0
 
 
-def _row(finding: Finding) -> tuple[str, str, str, str]:
+def _row(finding: edit.Finding) -> tuple[str, str, str, str]:
     return finding.code, finding.tensor or "", finding.found, finding.done.replace("-", " ")
 
 
-def _summary(done: Repair) -> str:
+def _summary(done: edit.Repair) -> str:
     if not done.findings:
         return "the source breaks no rule"
     return f"{plural(len(done.findings), 'finding')}, {plural(len(done.left_out), 'tensor')} left out"

@@ -13,10 +13,6 @@ from ingot.cli import arguments
 from ingot.cli.screen import Column, nbytes, plural
 from ingot.cli.sources import opened
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from ingot.cli.arguments import Output
-
 
 @arguments.command(short_help="Split a file into several files and an index.")
 @arguments.source
@@ -30,7 +26,9 @@ if TYPE_CHECKING:
     help="The file names. {suffix} becomes -00001-of-00003.",
 )
 @arguments.writing
-def command(to: Output, path: str, destination: str, max_shard_size: int | str, filename_pattern: str) -> int:
+def command(
+    to: arguments.Output, path: str, destination: str, max_shard_size: int | str, filename_pattern: str
+) -> int:
     """Split SOURCE into several files and an index, as huggingface_hub does, in the directory DESTINATION.
 
     --overwrite replaces the checkpoint in DESTINATION.
