@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import operator
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from ingot._read import door, handle, load, loader, moves
 from ingot.errors import OptionError, SafetensorError, SliceError
 
 from . import _wording
-from ._tensor_spec import not_an_instance
+from ._tensor_spec import not_an_instance, number
 from ._wording import StepError, begin_as_upstream, reading, restate
 
 if TYPE_CHECKING:
@@ -296,11 +295,7 @@ class safe_open(_Lent, ingot.safe_open[Any]):
         threads : int
             The number of threads that read. 0 is treated as 1.
         """
-        threads = operator.index(threads)
-        if threads < 0:
-            raise OverflowError("can't convert negative int to unsigned")
-        if threads >= 1 << 64:
-            raise OverflowError("int too big to convert")
+        threads = number(threads)
         refuse_bad_plan(self._checkpoint, plan)
         if device is not None:
             self._mover(device)

@@ -44,12 +44,12 @@ class TensorSpec:
         shape: Any = self.shape
         if isinstance(shape, str) or not hasattr(shape, "__len__"):
             raise TypeError(not_an_instance(shape, "Sequence"))
-        dims = [*map(_number, shape)]
+        dims = [*map(number, shape)]
         given = {
             "dtype": code,
             "shape": unpacked("", dims) if code == "F4" and dims else dims,
-            "data_ptr": _number(self.data_ptr),
-            "data_len": _number(self.data_len),
+            "data_ptr": number(self.data_ptr),
+            "data_len": number(self.data_len),
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)
@@ -64,7 +64,7 @@ def not_an_instance(value: object, kind: str) -> str:
     return f"{shown} is not an instance of {kind!r}"
 
 
-def _number(value: Any) -> int:
+def number(value: Any) -> int:
     """Return an unsigned integer of 64 bits. Raises the classes of errors that upstream raises."""
     found = integer(value)
     if not 0 <= found < 2**64:
