@@ -305,10 +305,10 @@ impl Origin {
 /// A tensor of an open file.
 ///
 /// ```
-/// use ingot_io::{Archive, Dtype, Limits, MemorySource, TensorView, serialize};
+/// use ingot_io::{Archive, Dtype, MemorySource, OpenOptions, TensorView, serialize};
 ///
 /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None)?;
-/// let archive = Archive::from_source(MemorySource::new(file), &Limits::default())?;
+/// let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default())?;
 /// let bias = archive.find("bias")?;
 /// assert_eq!((bias.entry().dtype, bias.entry().shape), (Dtype::U8, &[2][..]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -76,10 +76,10 @@ impl<S: Source + ?Sized> Source for Box<S> {
 /// Bytes that the caller holds in memory, such as a whole file that came over a network.
 ///
 /// ```
-/// use ingot_io::{Archive, Dtype, Limits, MemorySource, TensorView, serialize};
+/// use ingot_io::{Archive, Dtype, MemorySource, OpenOptions, TensorView, serialize};
 ///
 /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None)?;
-/// let archive = Archive::from_source(MemorySource::new(file), &Limits::default())?;
+/// let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default())?;
 /// assert_eq!(archive.read("bias")?.as_slice()?, b"ab");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

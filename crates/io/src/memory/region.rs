@@ -137,10 +137,10 @@ pub struct Region {
 /// Why bytes cannot be borrowed.
 ///
 /// ```
-/// use ingot_io::{Archive, BorrowError, Dtype, Limits, MemorySource, TensorView, serialize};
+/// use ingot_io::{Archive, BorrowError, Dtype, MemorySource, OpenOptions, TensorView, serialize};
 ///
 /// let file = serialize([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None)?;
-/// let archive = Archive::from_source(MemorySource::new(file), &Limits::default())?;
+/// let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default())?;
 /// let wrong = archive.read("bias")?.as_f32().unwrap_err();
 /// assert_eq!(wrong, BorrowError::Dtype { expected: Dtype::F32, found: Dtype::U8 });
 /// # Ok::<(), Box<dyn std::error::Error>>(())

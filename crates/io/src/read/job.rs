@@ -16,11 +16,11 @@ use crate::memory::{Dest, Region, alignment};
 /// A job exists only if it is possible: its index fits the tensor, and its dtypes convert.
 ///
 /// ```
-/// use ingot_io::{Archive, Dtype, Index, Job, Limits, MemorySource, ReadOptions, Unwatched, read};
+/// use ingot_io::{Archive, Dtype, Index, Job, MemorySource, OpenOptions, ReadOptions, Unwatched, read};
 /// # use ingot_io::{TensorView, serialize};
 ///
 /// # let file = serialize([("bias", TensorView::new(Dtype::U8, vec![4], b"abcd")?)], None)?;
-/// let archive = Archive::from_source(MemorySource::new(file), &Limits::default())?;
+/// let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default())?;
 /// let last_two = Job::new(archive.find("bias")?, &[Index::from(-2..)], None)?;
 /// let found = read([last_two], &ReadOptions::default(), &Unwatched)?;
 /// assert_eq!(found[0].as_slice()?, b"cd");
