@@ -1,4 +1,4 @@
-"""One word for one thing: the names of arguments in all public functions, found by looking at them."""
+"""The names of arguments in all public functions: one name for one thing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.doors import MODULES, parameters, public_functions
 FUNCTIONS = public_functions()
 INSTALLED = {name.rpartition(".")[0] for name in FUNCTIONS}
 
-# Names that no argument has, and the names used instead.
+# Names that no argument may have, and the names to use instead.
 WORDS = {
     # Sources and destinations.
     "source": "src file files file_path filepath fname path paths url uri input inputs",
@@ -40,7 +40,7 @@ WORDS = {
     "strict": "allow_missing",
 }
 INSTEAD = {word: instead for instead, words in WORDS.items() for word in words.split()}
-# Functions with such a name.
+# Functions that have such a name nevertheless.
 ADMITTED = {
     ("ingot.Ranges", "path"): "where an object is in its store, as obstore and fsspec say it",
 }
@@ -51,10 +51,10 @@ UPSTREAMS = {
     "tensor_dict": "ingot.serialize ingot.serialize_file *.save *.save_file",
     "force_contiguous": "*.save_model",
 }
-# In the place of both `source` and `destination`.
+# Takes the place of both `source` and `destination`.
 IN_PLACE = ("ingot.update_metadata", "ingot.replace_tensor")
 
-# Arguments that some functions, those that fit a pattern, take in another way than the rest, and why.
+# Arguments that differ in functions that match a pattern, with the reason.
 OTHERWISE = {
     "atomic": {
         "ingot.update_metadata": "a change within one page is written in place",

@@ -38,7 +38,7 @@ if sys.platform == "win32":
 
 TABLE = tomllib.loads(Path(__file__).with_name("writers.toml").read_text("utf-8"))
 
-# Large enough that a write is seen, and that a full disk has no room for it.
+# Large enough for several writes, and too large for a full disk.
 OLD = {"a": numpy.zeros(16_000, "f4"), "b": numpy.zeros(16_000, "f4")}
 NEW = {"a": numpy.ones(16_000, "f4"), "b": numpy.ones(16_000, "f4")}
 STATE = {name: torch.from_numpy(array) for name, array in NEW.items()}
@@ -131,7 +131,7 @@ class Writer:
         return known.get(tuple(values), "mixed") if loaded.keys() == OLD.keys() else "broken"
 
     def is_new(self, content: bytes) -> bool:
-        """Return whether the writer writes this."""
+        """Return whether the writer supports the case."""
         if self not in WRITTEN:
             with fresh() as folder:
                 path = self.furnish(folder / "written")
@@ -210,7 +210,7 @@ def sources() -> Iterator[None]:
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Do without the rights of root, who may write to everything."""
+    """Drop the rights of root, which may write to all files."""
     if os.geteuid() != 0:
         yield
         return
@@ -221,12 +221,12 @@ def nobody() -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(0)
-        # The system takes it away with the rights, and with it the way to /proc/self.
+        # The system clears this flag together with the rights, which makes /proc/self inaccessible.
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 
 
 def spoken(error: BaseException, path: Path) -> str:
-    """Return class, code, number and words of an error, without names and numbers of the moment."""
+    """Return the class, code, number and text of an error, without names and numbers that change."""
     assert os.fspath(path.parent) in str(error) or isinstance(error, KeyboardInterrupt), str(error)
     parts = [type(error).__name__, getattr(error, "code", None)]
     number = getattr(error, "errno", None)
@@ -379,7 +379,7 @@ class Child:
         return ended.said
 
     def before_first(self, names: tuple[str, ...], act: Callable[[], int]) -> str | None:
-        """Run the child, and `act` before its first call of these."""
+        """Run the child, and call `act` before its first call of one of these."""
 
         def decide(name: str) -> int:
             if name not in names or self.seen:
@@ -391,7 +391,7 @@ class Child:
 
 
 def killed(writer: Writer, folder: Path) -> Outcome:
-    """The process is killed before the complete file gets its name."""
+    """The process is killed before the complete file is renamed."""
     child = Child(writer, writer.furnish(folder / "x"))
     assert child.before_first(("rename", "renameat", "renameat2"), lambda: KILL) is None
     found = writer.state(child.path)
@@ -414,7 +414,7 @@ def interrupted(writer: Writer, folder: Path) -> Outcome:
 
 
 def durable(writer: Writer, folder: Path) -> Outcome:
-    """The file is flushed before it gets its name, and the directory afterwards."""
+    """The file is flushed before it is renamed, and the directory afterwards."""
     child = Child(writer, writer.furnish(folder / "x"))
     steps = {"fsync": "flush", "fdatasync": "flush", "rename": "rename", "renameat": "rename"}
 

@@ -23,7 +23,7 @@ from vectors.case import Vector, counts, indexes, vectors
 DTYPES = [
     *("BOOL", "F4", "F6_E2M3", "F6_E3M2", "U8", "F8_E4M3", "F8_E8M0", "I16", "BF16", "F32", "C64", "U64"),
 ]
-# The dtypes of these that a .bt file can hold.
+# Those of these dtypes that a .bt file supports.
 IN_BINTENSORS = ["BOOL", "U8", "F8_E4M3", "I16", "BF16", "F32", "U64"]
 CHARS = [*"abz.09_ ", '"', "\\", "/", "\n", "\x00", "\x1b", "é", "模", "\ue000", "\uffff", "🦀", "\U0010ffff"]
 
@@ -78,7 +78,7 @@ def of_count(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def counted(count: int = 600) -> Iterator[dict[str, Any]]:
-    """Models made by chance, as Python counts their parameters."""
+    """Return random models, with their parameters as Python counts them."""
     import ingot
 
     chance = Chance(11)
@@ -123,7 +123,7 @@ def rendered(count: int = 200) -> Iterator[dict[str, Any]]:
         }
 
 
-#: The dtypes that ml_dtypes and numpy decode, each element of a byte or more.
+#: The dtypes that ml_dtypes and NumPy decode, with elements of at least a byte.
 KNOWN = {
     "F4": "float4_e2m1fn",
     "F6_E2M3": "float6_e2m3fn",
@@ -199,7 +199,7 @@ def packed(patterns: Any, bits: int) -> bytes:
 
 
 def model() -> Iterator[dict[str, Any]]:
-    """A file that ingot wrote of arrays of numpy, and the values of each."""
+    """Return a file that ingot wrote from NumPy arrays, and the values of each."""
     import ml_dtypes
     import numpy
 
@@ -215,7 +215,7 @@ def model() -> Iterator[dict[str, Any]]:
 
 
 def name(chance: random.Random) -> str:
-    # Some beyond 250 bytes, where a .bt file spells lengths otherwise.
+    # Some names have more than 250 bytes, for which a .bt file encodes lengths differently.
     length = chance.choice([0, 1, 5, 12, 300])
     return "".join(chance.choices(CHARS, k=length))
 

@@ -192,7 +192,7 @@ impl Reading<'_> {
             "anon" => self.options.anonymous = true,
             "google_default" => self.options.token = Token::Environment,
             "cache" | "cloud" | "browser" => {
-                return Err(PyValueError::new_err("no token, and no way to one"));
+                return Err(PyValueError::new_err("not a token, and not a way to find one"));
             }
             path if path.ends_with(".json") => self.options.credentials_file = Some(path.into()),
             _ => self.options.token = Token::Given(Secret::new(text)),

@@ -135,7 +135,7 @@ impl Imported {
             .suboffsets()
             .is_some_and(|offsets| offsets.iter().any(|&offset| offset >= 0))
         {
-            return Err(PyBufferError::new_err("the buffer is one of pointers"));
+            return Err(PyBufferError::new_err("the buffer consists of pointers"));
         } else {
             let dims: Vec<Dim> = buffer
                 .shape()

@@ -57,7 +57,7 @@ OTHER_NAMES = {
     "client_kwargs": "config_kwargs s3 client_options",
 }
 OPTIONS = tuple(StorageOptions.__annotations__)
-#: Which option each name is.
+#: The option for each of these names.
 NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
     other: name for name, others in OTHER_NAMES.items() for other in others.split()
 }

@@ -118,7 +118,7 @@ class Stream:
         return self._file.readline(min(_LONGEST_LINE, self.left()))
 
     def skip(self, nbytes: int) -> None:
-        """Go past `nbytes` bytes."""
+        """Skip `nbytes` bytes."""
         self.check(nbytes)
         self._file.seek(nbytes, os.SEEK_CUR)
 
@@ -127,7 +127,7 @@ class Stream:
         return struct.unpack(form, self.read(struct.calcsize(form)))[0]
 
     def span(self, nbytes: int) -> Region:
-        """Return the next bytes as a region, and go past them."""
+        """Return the next bytes as a region, and skip them."""
         position = self._file.tell()
         self.skip(nbytes)
         return Region(self.path, position, nbytes)

@@ -175,7 +175,7 @@ class Task(NamedTuple):
                         self.moved(part.nbytes)
 
     def _copy(self, entries: Sequence[Entry], writer: _native.Writer) -> None:
-        """Copy the bytes of these tensors, which the source has as the new file does."""
+        """Copy the bytes of these tensors, which are the same in the source and in the new file."""
         self._each(entries, lambda piece: piece.file.copy(piece.position, writer, piece.name, piece.part))
 
     def compare(self, draft: str, entries: Sequence[Entry]) -> None:

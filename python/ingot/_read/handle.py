@@ -44,7 +44,7 @@ class TensorSlice(Generic[Value]):
     It has the attributes of an array, so array functions accept it: ``numpy.asarray(part)`` reads all of the
     tensor, ``dask.array.from_array(part)`` reads the requested parts.
 
-    It can be pickled as its handle can, also when that was closed: the file is opened again where it arrives.
+    It can be pickled if its handle can, even after the handle was closed. Unpickling opens the file again.
 
     Examples
     --------

@@ -102,7 +102,7 @@ def by_place(
     Raises
     ------
     ValueError
-        The optimizer has other parameters, or other groups of them.
+        The optimizer has other parameters, or other parameter groups.
     """
     saved, own = [*state["param_groups"]], optimizer.param_groups
     stored = _of_groups(saved)

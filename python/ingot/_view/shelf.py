@@ -40,7 +40,7 @@ class LocalFile:
     """A file on this machine.
 
     Each answer opens the file by its path and has a descriptor of its own, so that any number of files can be
-    shown and no answer depends on another. Another file that has the path by then is refused.
+    shown and no answer depends on another. If another file has replaced it, it is refused.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -113,8 +113,8 @@ class OpenLocalFile:
 class ReadFile:
     """A file that is read through a handle, such as a remote one. Credentials stay in this process.
 
-    The page gets all bytes before the tensors, which are the proven header, rewritten as `.safetensors`, and
-    after them the bytes of the tensors. An index or a configuration is a head without tensors.
+    The page gets the header in the form of a `.safetensors` header, even for other formats, followed by the
+    bytes of the tensors. An index or a configuration is sent as a header without tensors.
     """
 
     def __init__(self, name: str, head: bytes, handle: Checkpoint, infos: Sequence[TensorInfo] = ()) -> None:

@@ -77,8 +77,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
     other values in the metadata. Values that only pickle could store, such as a module or a function among
     the hyperparameters, are rejected with their path. No code in a checkpoint is run when it is loaded.
 
-    On the CPU one file serves all ranks, as they have the same: of strategies that shard a model
-    (``FSDPStrategy``, ``ModelParallelStrategy``) Lightning saves by itself, and asks no plugin.
+    On the CPU, one file is for all ranks, which have the same state. Lightning calls no plugin for strategies
+    that shard a model (``FSDPStrategy``, ``ModelParallelStrategy``).
 
     Examples
     --------
@@ -128,7 +128,8 @@ class CheckpointIO(Base):  # type: ignore[misc]
         try:
             if _is_local(files):
                 os.makedirs(os.path.dirname(inner), exist_ok=True)
-                # Live objects, such as modules among the hyperparameters, are not taken by their states.
+                # Live objects, such as modules among the hyperparameters, are rejected here instead of
+                # replaced by their states.
                 self._saving = states.saved_tree(dict(checkpoint), inner, self._how, {})
             else:
                 with files.transaction, files.open(inner, "wb") as file:

@@ -298,7 +298,7 @@ def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def _plainly(place: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as bytes if they share a one-byte dtype, since torch copies rare dtypes only so."""
+    """Return both as bytes if they share a one-byte dtype, since torch cannot copy rare dtypes otherwise."""
     if place.dtype == values.dtype and values.itemsize == 1:
         return place.view(torch.uint8), values.view(torch.uint8)
     return place, values

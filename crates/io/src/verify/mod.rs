@@ -86,7 +86,7 @@ pub struct Mismatch {
     pub found: Digest,
 }
 
-/// Two digests that should be equal. `expected` is the recorded text, which may be no digest.
+/// Two digests that should be equal. `expected` is the recorded text, which may not be a valid digest.
 ///
 /// ```
 /// use ingot_io::{Algorithm, Unwatched, verify};
