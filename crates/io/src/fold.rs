@@ -28,13 +28,13 @@ use crate::workers::{Reading, share};
 /// Bytes of the widest tensor of a group for which one result is computed, by one thread, before results are joined.
 const CHUNK_NBYTES: u64 = 2 << 20;
 
-/// Bytes of all tensors that a thread processes before it reports progress.
+/// The number of bytes of all tensors that a thread processes between two progress reports.
 const TASK_NBYTES: u64 = 4 << 20;
 
-/// Bytes of all tensors that are in memory at once: few enough to stay in a core's cache.
+/// The number of bytes of all tensors that are in memory at once, small enough to stay in a core's cache.
 const WINDOW_NBYTES: u64 = 256 << 10;
 
-/// The same where each read waits for a network: enough to outweigh the cost of a request.
+/// The same if each read waits for a network: enough to outweigh the cost of a request.
 const WAITING_WINDOW_NBYTES: u64 = 2 << 20;
 
 /// Parts of a tensor end at multiples of this many elements, however the tensor is read.
@@ -125,7 +125,7 @@ pub fn fold<F: Fold<N>, const N: usize>(
     Ok(results.into_iter().map(Ordered::finish).collect())
 }
 
-/// Return a copy in memory of each tensor whose elements are not contiguous in its file, with its place among the groups.
+/// Return a copy of each tensor whose elements are not contiguous in its file, with its position in the groups.
 fn copies<const N: usize>(
     groups: &[[Tensor<'_>; N]],
     options: &ReadOptions,
@@ -144,7 +144,7 @@ fn copies<const N: usize>(
     Ok(copies)
 }
 
-/// The same elements of each tensor of a group.
+/// The same range of elements of each tensor of a group.
 #[derive(Clone)]
 struct Part<const N: usize> {
     group: usize,
@@ -192,7 +192,7 @@ impl<const N: usize> Part<N> {
         nbytes.fold(0, u64::saturating_add)
     }
 
-    /// Cut into parts with at most this many bytes of the widest side.
+    /// Split into parts with at most this many bytes on the widest side.
     fn cut(self, nbytes: u64) -> impl Iterator<Item = Part<N>> {
         let bits = self.sides.iter().map(|side| side.dtype.bits()).max();
         let most = (nbytes * 8 / bits.unwrap_or(8) / STEP).max(1) * STEP;
@@ -212,7 +212,7 @@ impl<const N: usize> Part<N> {
         })
     }
 
-    /// Cut into numbered chunks.
+    /// Split into numbered chunks.
     fn chunks(self) -> impl Iterator<Item = Part<N>> {
         (0..)
             .zip(self.cut(CHUNK_NBYTES))
@@ -246,7 +246,7 @@ fn reading<const N: usize>(parts: &[Part<N>], sources: &[&dyn ReadAt], options: 
     looking(sources, &runs, options)
 }
 
-/// Consecutive parts, together where they have at most this many bytes.
+/// Return consecutive parts, several together while they have at most this many bytes.
 fn grouped<const N: usize>(
     parts: impl Iterator<Item = Part<N>>,
     most: u64,
@@ -268,7 +268,7 @@ fn nbytes<const N: usize>(parts: &[Part<N>]) -> u64 {
     parts.iter().map(Part::nbytes).fold(0, u64::saturating_add)
 }
 
-/// What the threads share.
+/// The state that the threads share.
 struct Work<'a, F: Fold<N>, const N: usize> {
     sources: &'a [&'a dyn ReadAt],
     reading: Reading,

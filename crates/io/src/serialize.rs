@@ -35,7 +35,7 @@ fn to_file<S: AsRef<str>, V: View>(
         &SaveOptions::default(),
         &Unwatched,
     )
-    // With the whole text, including the path.
+    // The error has the whole text, including the path.
     .map_err(|fault| {
         io::Error::new(
             fault.system().map_or(io::ErrorKind::Other, io::Error::kind),

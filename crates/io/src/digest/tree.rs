@@ -1,4 +1,4 @@
-//! BLAKE3 is a tree: threads hash subtrees of one input, in any order, and these are joined as they come.
+//! Hashes BLAKE3 as a tree: threads hash subtrees of one input in any order, and the results are joined as they arrive.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -9,19 +9,19 @@ use ingot_format::{saturating_usize, to_u64};
 use super::algorithm::{Algorithm, Digest};
 use crate::sync::{Mutex, locked};
 
-/// Bytes in a subtree, except in the last one of an input. A power of two, as the tree requires; few enough to be hashed
-/// while they are in a core's cache, and to be kept until the rest of them arrives; enough for the widest registers.
+/// The size of a subtree in bytes, except for the last one of an input. A power of two, as the tree requires; small
+/// enough to stay in a core's cache while it is hashed, and to be kept until the rest of it arrives; large enough for
+/// the widest registers.
 pub(crate) const SUBTREE_NBYTES: u64 = 128 << 10;
 
-/// The digest of one input, whose bytes come in any order.
+/// The digest of one input, whose bytes arrive in any order.
 ///
-/// Two neighbours become one node as soon as both are there. Memory is needed for subtrees that arrive out of order, and
-/// not for the size that is expected.
+/// Two neighbours become one node as soon as both exist. Memory is only needed for subtrees that arrive out of order.
 pub(crate) struct Tree {
     nbytes: u64,
     /// The digest of the whole input, after all bytes have arrived.
     root: OnceLock<Digest>,
-    /// Nodes whose neighbours have not come.
+    /// Nodes that wait for their neighbours.
     alone: Mutex<HashMap<Node, ChainingValue>>,
     /// Subtrees that have arrived in part, by their number.
     partial: Mutex<HashMap<u64, Partial>>,
@@ -36,7 +36,7 @@ struct Partial {
 }
 
 impl Tree {
-    /// For an input of this many bytes.
+    /// Creates the tree for an input of this many bytes.
     pub(crate) fn new(nbytes: u64) -> Tree {
         Tree {
             nbytes,
@@ -93,20 +93,20 @@ impl Tree {
     /// Take a whole subtree.
     fn put(&self, begin: u64, bytes: &[u8]) {
         if self.nbytes <= SUBTREE_NBYTES {
-            // Fed twice, it is the same.
+            // Adding a subtree twice changes nothing.
             let _ = self.root.set(Digest::of_blake3(&blake3::hash(bytes)));
             return;
         }
         self.join((0, begin / SUBTREE_NBYTES), subtree(begin, bytes));
     }
 
-    /// Joins a node with its neighbours, as far up as they have come.
+    /// Joins a node with its neighbours, as far up as they exist.
     fn join(&self, (mut height, mut number): Node, mut value: ChainingValue) {
         let last = (self.nbytes - 1) / SUBTREE_NBYTES;
         let mut alone = locked(&self.alone);
         loop {
             let other = number ^ 1;
-            // Without a neighbour to its right, it is the node above too.
+            // A node without a right neighbour is also the node above.
             if other <= last >> height {
                 let Some(found) = alone.remove(&(height, other)) else {
                     alone.insert((height, number), value);
@@ -129,7 +129,7 @@ impl Tree {
         }
     }
 
-    /// The digest; `None` when some bytes did not come.
+    /// Return the digest; `None` if some bytes are missing.
     pub(crate) fn finish(self) -> Option<Digest> {
         self.root.into_inner()
     }

@@ -1,20 +1,20 @@
-//! Facts of files, and the ways to open, lock and grow them.
+//! Facts about files, and the ways to open, lock and grow them.
 
 use std::io;
 
-/// What has a name, or is open.
+/// Facts about a name or an open file.
 #[allow(dead_code, reason = "Windows says otherwise whose a file is")]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Facts {
     pub(crate) kind: Kind,
-    /// Its device, and its number there.
+    /// The device and the number of the file on it.
     pub(crate) identity: (u64, u64),
     pub(crate) nbytes: u64,
     /// When it was written to, in the system's own two numbers: they are compared only.
     pub(crate) modified: (i64, i64),
     /// How many names it has.
     pub(crate) names: u64,
-    /// The mode, or what Windows calls attributes.
+    /// The mode on Unix, the attributes on Windows.
     pub(crate) mode: u32,
     /// The user and the group that own it. Windows reports neither here.
     pub(crate) owner: (u32, u32),
@@ -37,41 +37,41 @@ pub(crate) enum Opening {
     Both,
     /// For [`append`](super::append).
     Journal,
-    /// Both ways, where nothing has the name.
+    /// For reading and writing, if no file has the name.
     New(Birth),
-    /// As a journal that only its owner reads, where nothing has the name.
+    /// As a journal that only its owner can read, if no file has the name.
     NewJournal,
 }
 
 /// Who may read a file until its attributes are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Birth {
-    /// Whoever may read new files.
+    /// Everyone whom the umask allows to read new files.
     Usual,
-    /// Its owner: what replaces a private file is private from the first byte on.
+    /// Only the owner: a file that replaces a private one is private from its first byte on.
     Private,
 }
 
 /// The other locks that a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lock {
-    /// From any lock.
+    /// Excludes all other locks.
     Exclusive,
-    /// From an exclusive one.
+    /// Excludes exclusive locks.
     Shared,
 }
 
-/// What happens to the size of a file while room is made for it.
+/// The size of a file after space is reserved for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// It becomes the reserved size: for a file that is removed on failure. Writing is then a fifth faster, since no write
-    /// has to move the end (1 GiB, ext4, 2 threads: 0.26 s against 0.30 s at best, November 2026).
+    /// The reserved size: for a file that is removed on failure. Writing is then a fifth faster, since no write has to
+    /// move the end (1 GiB, ext4, 2 threads: 0.26 s against 0.30 s at best, November 2026).
     Set,
-    /// As `Set`, of a file that is written in any order.
+    /// As `Set`, for a file that is written in any order.
     Scattered,
-    /// It becomes the given size, and nothing is reserved: the blocks will be shared with another file.
+    /// The given size, and nothing is reserved: the blocks will be shared with another file.
     Sparse,
-    /// It stays: a file that is to be overwritten must not grow if this fails.
+    /// Unchanged: a file that is to be overwritten must not grow if this fails.
     Kept,
 }
 
@@ -106,5 +106,5 @@ impl From<Refusal> for io::Error {
     }
 }
 
-/// Why a file behind a link is refused.
-pub(crate) const LINK: &str = "it is a symbolic link, or lies behind one";
+/// The reason for refusing a file behind a link.
+pub(crate) const LINK: &str = "it is a symbolic link, or is behind one";

@@ -27,7 +27,7 @@ impl Locked {
         }
     }
 
-    /// Return false in the child of a fork, whose parent holds the lock.
+    /// Return false in a child after a fork, whose parent holds the lock.
     pub(crate) fn is_ours(&self) -> bool {
         self.process == std::process::id()
     }
@@ -35,7 +35,7 @@ impl Locked {
     /// Remove the lock, once. In a child of a fork the lock stays: it is the parent's.
     pub(crate) fn unlock(&self) {
         if !self.unlocked.swap(true, Ordering::Relaxed) && self.is_ours() {
-            // Where there are no locks, this fails.
+            // Fails on file systems without locks.
             let _ = unlock(&self.file);
         }
     }

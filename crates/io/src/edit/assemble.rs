@@ -21,11 +21,11 @@ use crate::save::{Pieces, save_pieces};
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
-/// The digests of its tensors that the new file keeps.
+/// The digests of tensors that the new file records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inherit {
-    /// The digests of the tensors, under their new names. A file keeps digests of one algorithm, so if the files have
-    /// several, the algorithm of the most tensors wins.
+    /// Copy the digests of the tensors, under their new names. A file has digests of one algorithm, so if the files
+    /// have several, the algorithm with the most tensors is used.
     #[default]
     Digests,
     /// No digests.
@@ -38,10 +38,10 @@ pub enum Inherit {
 /// kernel copies their bytes, or shares them if the file system can, so that this takes hardly any memory.
 ///
 /// Entries of `metadata` under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) describe other files. The record of shared
-/// tensors is made from the picks, and the record of digests as `inherit` says. ModelSpec's hash, if `metadata` has one, is
-/// copied from the file whose data section the new file has as a whole, or computed; else it is removed.
+/// tensors is made from the picks, and the record of digests according to `inherit`. ModelSpec's hash, if `metadata`
+/// has one, is copied if the new file has the whole data section of a file, or computed; otherwise it is removed.
 ///
-/// `path` may be the path of one of the files that are picked from.
+/// `path` may be the path of one of the source files.
 ///
 /// # Errors
 /// [`Failure::Edit`] with [`EditError::Duplicate`]; [`Failure::Unstorable`] for tensors or metadata that the format cannot
@@ -116,12 +116,12 @@ pub fn assemble(
     guard.outcome(saved)
 }
 
-/// Bytes of the new file, from one place.
+/// A source of bytes of the new file.
 #[derive(Clone, Copy, Debug)]
 enum Extent<'a> {
-    /// From the data section of a file, between two of its bytes.
+    /// A range of the data section of a file.
     Range(&'a Archive, u64, u64),
-    /// From all over a tensor.
+    /// Elements from several positions of a tensor.
     Scattered(&'a Scattered<'a>),
 }
 
@@ -189,7 +189,7 @@ fn check(file: &Archive) -> Result<(), Error> {
     }
 }
 
-/// Neighbours in the new file that are neighbours in another are one extent.
+/// Neighbours in the new file that are also neighbours in a source form one extent.
 fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
     let mut extents: Vec<Extent<'_>> = Vec::new();
     for source in sources {
@@ -205,7 +205,7 @@ fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
     extents
 }
 
-/// ModelSpec's hash of the file whose data this is, all of it and in its order.
+/// Return ModelSpec's hash of the file whose data this is, completely and in order.
 fn hash_of_all<'a>(extents: &[Extent<'a>]) -> Option<&'a str> {
     match *extents {
         [Extent::Range(file, 0, end)] if end == file.header().data_nbytes() => {

@@ -57,8 +57,8 @@ pub const STALE_KEYS: [&str; 10] = {
     keys
 };
 
-/// What a lenient reader passes over in the records of the file at `path`: those that are broken, and names of tensors
-/// that it left out.
+/// Return the faults that a lenient reader ignores in the records of the file at `path`: broken records, and names of
+/// tensors that it left out.
 pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
     let digests = RecordedDigests::of(header, Some(path)).err();
     let mut found: Vec<_> = digests
@@ -85,13 +85,13 @@ pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
     found
 }
 
-/// Fail if readers would refuse `text` as the record of shared tensors of the file at `path`, or if it describes names of
-/// stored tensors, or tensors that the file lacks.
+/// Fail if readers would reject `text` as the record of shared tensors of the file at `path`, or if it has names of
+/// stored tensors, or refers to tensors that the file lacks.
 pub(crate) fn check_shared(text: &str, header: &Header, path: &Path) -> Result<(), Error> {
     let check = |shared: SharedName| {
         let reason = match (header.find(&shared.name), header.find(&shared.of)) {
-            (Some(_), _) => "gives it another tensor than its own",
-            (None, None) => "gives it a tensor that the file lacks",
+            (Some(_), _) => "refers to another tensor for this stored name",
+            (None, None) => "refers to a tensor that the file lacks",
             (None, Some(_)) => return Ok(()),
         };
         Err(SharedError::about(&shared.name, reason))
@@ -122,10 +122,10 @@ pub struct Pick<'a> {
 /// The meaning of a name in a file.
 #[derive(Clone, Copy, Debug)]
 pub enum Role<'a> {
-    /// A tensor that is stored.
+    /// A stored tensor.
     Tensor,
-    /// The same tensor again: [`Alias`](crate::binding::Alias). It is stored once, under the name with [`Role::Tensor`] where
-    /// that is picked too.
+    /// The same tensor again: [`Alias`](crate::binding::Alias). It is stored once, under the name with [`Role::Tensor`]
+    /// if that is picked too.
     Alias,
     /// A part of it.
     Part(&'a Excerpt),
@@ -133,8 +133,8 @@ pub enum Role<'a> {
 
 /// Which of `picks` the new file stores, and the record of the others.
 ///
-/// A tensor whose own name is not picked is stored under the first of its other names, or else as the first part that holds
-/// all others. If no part does, each part is stored by itself.
+/// A tensor whose own name is not picked is stored under the first of its other names, or otherwise as the first part
+/// that contains all others. If no part does, each part is stored by itself.
 pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Pick<'a>>, Option<String>) {
     let mut others: BTreeMap<(*const Archive, usize), Vec<&Pick<'a>>> = BTreeMap::new();
     let mut homes = HashMap::new();
@@ -160,7 +160,7 @@ pub(crate) fn settled<'a>(picks: &[Pick<'a>]) -> (Vec<Pick<'a>>, Option<String>)
     (stored, text)
 }
 
-/// As [`settled`], for the names of one tensor whose own is not among them.
+/// As [`settled`], for the aliases of a tensor whose own name is not picked.
 fn settle_homeless<'a>(names: &[&Pick<'a>], stored: &mut Vec<Pick<'a>>, record: &mut Vec<SharedName>) {
     let whole = names.iter().find(|pick| pick.part().is_none());
     let Some(home) = whole.or_else(|| holding_all(names)) else {
@@ -221,8 +221,8 @@ impl<'a> Pick<'a> {
     }
 }
 
-/// Return the record of the digests that the files keep of these tensors; `None` if they keep none that can be used.
-/// `digest` computes the digest of a part that becomes a tensor.
+/// Return the record of the files' digests of these tensors; `None` if there are no usable ones. `digest` computes the
+/// digest of a part that becomes a tensor.
 ///
 /// A file keeps digests of one algorithm. If the files have several, the algorithm of the most tensors wins.
 pub(crate) fn checksums(
@@ -267,7 +267,7 @@ fn digests_of(header: &Header) -> Option<(Algorithm, Checksums<'_>)> {
     Some((Algorithm::from_name(record.algorithm())?, record))
 }
 
-/// `pairs` with these records in place of any that they have, under those keys whose records are there.
+/// Return `pairs` with these records in place of existing ones under the same keys.
 pub(crate) fn with_records<'p>(
     pairs: Option<&[(&'p str, &'p str)]>,
     records: &[(&'p str, Option<&'p str>)],

@@ -5,8 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ingot_format::locked;
 
-/// The result of all chunks of one tensor. It is joined in the order of the chunks, so that sums of floats are the same
-/// each time. Only chunks that are being read, or that wait for an earlier one, take memory.
+/// The result of all chunks of one tensor. Chunks are joined in order, so that sums of floats are reproducible. Only
+/// chunks that are being read, or that wait for an earlier one, take memory.
 pub(crate) struct Ordered<A> {
     /// The result of no chunk.
     empty: A,
@@ -16,7 +16,7 @@ pub(crate) struct Ordered<A> {
 
 struct Chunks<A> {
     joined: A,
-    /// The number of the chunk that is joined next.
+    /// The number of the chunk to join next.
     next: u64,
     /// Results of later chunks, and of those that have not ended.
     begun: BTreeMap<u64, (A, bool)>,
@@ -32,8 +32,8 @@ impl<A: Clone> Ordered<A> {
         Ordered { empty, join, chunks }
     }
 
-    /// Adds to the result of a chunk what `fold` adds; `ends` says that this was the last of it. One thread at a time
-    /// works on one chunk.
+    /// Add a part of a chunk to its result with `fold`; `ends` marks the last part. One thread at a time works on one
+    /// chunk.
     pub(crate) fn add(&self, chunk: u64, ends: bool, fold: impl FnOnce(&mut A)) {
         let begun = locked(&self.chunks).begun.remove(&chunk);
         let mut result = begun.map_or_else(|| self.empty.clone(), |(result, _)| result);

@@ -1,4 +1,4 @@
-//! Memory for bytes that are read.
+//! Memory for data that is read.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;
 pub(crate) struct Block {
     pages: Pages,
     used: Range<usize>,
-    /// Whether nothing has written to it.
+    /// Whether no code has written to it yet.
     is_untouched: bool,
 }
 
@@ -32,7 +32,7 @@ impl Block {
         } else {
             HUGE_PAGE_NBYTES
         };
-        // There are no pages of no bytes.
+        // An empty block has no pages.
         let pages = Pages::allocate(nbytes.max(1) + border).map_err(|source| Failure::OutOfMemory {
             nbytes: to_u64(nbytes),
             source: Some(source),
@@ -59,7 +59,7 @@ impl Block {
         self.used.len()
     }
 
-    /// All of it, to be filled.
+    /// Return all of it as a destination.
     pub(crate) fn dest(&mut self) -> Dest<'_> {
         let bytes = &mut self.pages.bytes_mut()[self.used.clone()];
         if std::mem::take(&mut self.is_untouched) {

@@ -1,4 +1,4 @@
-//! Memory by address that is written to a file: contiguous, transposed, sliced with steps, reversed or broadcast.
+//! Memory as the source of a save: contiguous, transposed, sliced with steps, reversed or broadcast.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -12,14 +12,15 @@ use super::footprint::{Dim, Footprint, folded, offset};
 /// The elements of a tensor in memory that stays readable for `'a`, as a sequence of bytes in C order. Others may change
 /// them.
 ///
-/// A framework hands over memory that any thread of the program may write to, so this is no `&[u8]` and lends none that lasts.
+/// Any thread of the program may write to a framework's memory, so this is not a `&[u8]`, and lends one only for the
+/// duration of a call.
 #[derive(Clone)]
 pub struct Bytes<'a> {
     start: NonNull<u8>,
     /// Contiguous bytes: all of them, a row of elements, or one element.
     unit: usize,
-    /// Over units, outermost first; no two neighbours that are one, and none with a single element. Empty if the bytes are
-    /// contiguous.
+    /// The loops over units, outermost first, folded as far as possible and without dimensions of one element. Empty if
+    /// the bytes are contiguous.
     dims: Vec<Dim>,
     len: usize,
     /// The dimension along which units are neighbours, if it is not the last.
@@ -31,8 +32,8 @@ pub struct Bytes<'a> {
 const LINE: usize = 64;
 
 impl<'a> Bytes<'a> {
-    /// `len` contiguous bytes from `start` on. `None` if `start` is null, as it is in tensors whose memory was freed; unless
-    /// `len` is 0, as it is for the empty arrays of some frameworks.
+    /// Create a source of `len` contiguous bytes at `start`. `None` if `start` is null, as for tensors whose memory was
+    /// freed, unless `len` is 0, as for the empty arrays of some frameworks.
     ///
     /// # Safety
     /// As for [`Bytes::strided`], with elements of one byte.
@@ -44,7 +45,7 @@ impl<'a> Bytes<'a> {
 
     /// Elements of `itemsize` bytes, the first at `start`.
     ///
-    /// `None` if the bytes are more than an address can count, or `start` is null and there are some.
+    /// `None` if the size overflows an address, or if `start` is null and there are elements.
     ///
     /// # Safety
     /// - If `start` is not null, every element to which `dims` lead from `start` is initialised memory of one region, which is
@@ -59,7 +60,7 @@ impl<'a> Bytes<'a> {
             None if len > 0 => return None,
             start => start.unwrap_or(NonNull::dangling()),
         };
-        // No element has a place to find.
+        // There are no elements.
         let dims = if len == 0 { &[] } else { dims };
         let (dims, unit) = folded(dims.iter().copied(), itemsize);
         let along = dims
@@ -81,7 +82,7 @@ impl<'a> Bytes<'a> {
         self.len
     }
 
-    /// Whether the bytes are contiguous, so that they can be lent.
+    /// Return whether the bytes are contiguous, so that they can be lent.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.dims.is_empty()
     }
@@ -93,7 +94,7 @@ impl<'a> Bytes<'a> {
         Footprint::new(self.start.as_ptr().addr(), run, &self.dims)
     }
 
-    /// Call `write` with the bytes of `range`. `write` hands them to the operating system and keeps nothing.
+    /// Call `write` with the bytes of `range`. `write` passes them to the operating system and keeps no reference.
     ///
     /// # Errors
     /// The error of `write`; there are fewer bytes, or they are not contiguous, and `write` is not called.
@@ -178,7 +179,7 @@ impl<'a> Bytes<'a> {
         start.wrapping_offset(offset(&self.dims, number))
     }
 
-    /// Copy whole units from `number` on. `into` has room for them and nothing else.
+    /// Copy whole units from `number` on, as many as fit into `into`.
     fn copy_units(&self, mut number: usize, mut into: &mut [u8]) {
         let Some(last) = self.dims.last().copied() else {
             return into
@@ -344,7 +345,7 @@ unsafe fn transpose<const UNIT: usize, const SIDE: usize>(matrix: &StridedMatrix
 
 /// The error if bytes up to `expected` were requested of a payload that has `nbytes`.
 fn ended(nbytes: usize, expected: usize) -> io::Error {
-    let message = format!("a tensor gave {nbytes} bytes, expected {expected}");
+    let message = format!("a tensor has {nbytes} bytes, expected {expected}");
     io::Error::new(io::ErrorKind::UnexpectedEof, message)
 }
 

@@ -1,8 +1,8 @@
-//! Which bytes of memory a tensor takes, and whether two tensors take the same.
+//! The bytes of memory that a tensor covers, and whether two tensors overlap.
 
 use std::ops::Range;
 
-/// One dimension: how many elements, and how many bytes from one to the next.
+/// One dimension: the number of elements, and the distance from one to the next in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dim {
     /// Elements along it.
@@ -32,7 +32,7 @@ pub(super) fn folded(dims: impl DoubleEndedIterator<Item = Dim>, itemsize: usize
     (folded, unit)
 }
 
-/// The place of unit `number` in C order, in bytes from the first.
+/// Return the position of unit `number` in C order, in bytes from the first.
 pub(super) fn offset(dims: &[Dim], number: usize) -> isize {
     let (mut left, mut offset) = (number, 0_isize);
     for dim in dims.iter().rev() {
@@ -54,11 +54,11 @@ pub struct Footprint {
     dims: Vec<(usize, usize)>,
 }
 
-/// Bytes of memory that are looked at at once, each a bit of a map: the map takes 4 MiB.
+/// The number of bytes of memory in one window. Each byte is a bit of a map, which takes 4 MiB.
 const WINDOW: usize = 32 << 20;
 
 impl Footprint {
-    /// Runs of `run` bytes at the places to which `dims` lead from address `start`.
+    /// Runs of `run` bytes at the positions of `dims`, from address `start`.
     #[must_use]
     pub fn new(start: usize, run: usize, dims: &[Dim]) -> Footprint {
         let mut footprint = Footprint {
@@ -70,7 +70,7 @@ impl Footprint {
             },
             dims: Vec::with_capacity(dims.len()),
         };
-        // Elements at one place are one, and their order does not matter.
+        // Elements at the same address count once, in any order.
         for dim in dims.iter().filter(|dim| dim.stride != 0 && dim.count > 1) {
             let stride = dim.stride.unsigned_abs();
             if dim.stride < 0 {
@@ -79,7 +79,7 @@ impl Footprint {
             footprint.dims.push((dim.count, stride));
         }
         footprint.dims.sort_unstable_by_key(|&(_, stride)| stride);
-        // A dimension whose elements touch makes longer runs.
+        // A dimension whose elements are adjacent makes longer runs.
         while let Some(&(count, stride)) = footprint.dims.first()
             && stride <= footprint.run
         {
@@ -90,13 +90,13 @@ impl Footprint {
         footprint
     }
 
-    /// Whether there is no hole in it.
+    /// Return whether it has no gaps.
     #[must_use]
     pub fn is_one_run(&self) -> bool {
         self.dims.is_empty()
     }
 
-    /// From the first byte to the last.
+    /// Return the range from the first byte to the last.
     #[must_use]
     pub fn extent(&self) -> Range<usize> {
         self.start..self.start.saturating_add(self.span(0))
@@ -114,7 +114,7 @@ impl Footprint {
             })
     }
 
-    /// Call `found` with the runs that reach into `window`, cut to it, until it returns true. Return whether it did.
+    /// Call `found` with the runs that overlap `window`, clipped to it, until it returns true. Return whether it did.
     fn runs_in(&self, window: &Range<usize>, found: &mut dyn FnMut(Range<usize>) -> bool) -> bool {
         self.run > 0 && self.runs_from(0, self.start, window, found)
     }
@@ -130,7 +130,7 @@ impl Footprint {
             let run = start.max(window.start)..start.saturating_add(self.run).min(window.end);
             return !run.is_empty() && found(run);
         };
-        // Only the steps that can reach into the window.
+        // Only the steps that can reach the window.
         let span = self.span(depth + 1);
         let first = (window.start + 1)
             .saturating_sub(start.saturating_add(span))
@@ -140,7 +140,7 @@ impl Footprint {
     }
 }
 
-/// Two of these that have a byte in common, as their places in the list. Exact.
+/// Return two of these that have a byte in common, as positions in the list. Exact.
 #[must_use]
 pub fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
     crowds(footprints)
@@ -148,8 +148,8 @@ pub fn overlapping(footprints: &[Footprint]) -> Option<(usize, usize)> {
         .find_map(|crowd| overlapping_in(footprints, crowd))
 }
 
-/// Those of these whose extents reach into each other, one after another: only there can bytes be shared. Their places in
-/// the list, sorted, of each crowd of two or more.
+/// Return the groups whose extents overlap, since only their members can share bytes: sorted positions in the list, of
+/// groups with at least two members.
 #[must_use]
 pub fn crowds(footprints: &[Footprint]) -> Vec<Vec<usize>> {
     let mut extents: Vec<(Range<usize>, usize)> = footprints
@@ -172,7 +172,8 @@ pub fn crowds(footprints: &[Footprint]) -> Vec<Vec<usize>> {
     crowds.filter(|crowd| crowd.len() > 1).map(sorted).collect()
 }
 
-/// As [`overlapping`], for the footprints of these numbers: each marks its bytes on a map of the memory, window by window.
+/// As [`overlapping`], for the footprints with these numbers: each marks its bytes on a map of the memory, window by
+/// window.
 fn overlapping_in(footprints: &[Footprint], numbers: &[usize]) -> Option<(usize, usize)> {
     let extents = || numbers.iter().map(|&number| footprints[number].extent());
     let end = extents().map(|extent| extent.end).max()?;
@@ -214,7 +215,7 @@ impl Map {
         self.0.fill(0);
     }
 
-    /// The words that `run` reaches into, each with its bits there.
+    /// Return the words of the map that `run` overlaps, each with its bits.
     fn words(run: Range<usize>) -> impl Iterator<Item = (usize, u64)> {
         (run.start / 64..run.end.div_ceil(64)).map(move |word| {
             let begin = run.start.saturating_sub(word * 64).min(63);

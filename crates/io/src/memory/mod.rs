@@ -1,8 +1,8 @@
 //! Memory of tensors: its owner, the places of the elements in it, and access by address.
 //!
-//! [`Bytes`] and [`Dest`] are memory of others that is read or filled; a [`Footprint`] is the set of bytes that each takes. A
-//! [`Block`] is memory of our own. It is filled once and becomes [`Memory`]; each tensor holds a [`Region`] of it. Nothing here
-//! knows of files.
+//! [`Bytes`] and [`Dest`] are foreign memory that is read or filled; a [`Footprint`] is the set of bytes that it
+//! covers. A [`Block`] is memory of our own. It is filled once and becomes [`Memory`]; each tensor holds a [`Region`]
+//! of it. This module knows nothing of files.
 
 mod block;
 mod bytes;

@@ -9,12 +9,12 @@ use ingot_format::to_u64;
 use crate::disk::{read_at, write_all_at};
 use crate::file::LocalFile;
 
-/// Bytes that are read and written at a time.
+/// The number of bytes that are read and written at a time.
 const PASSED: u64 = 4 << 20;
-/// Where files share blocks, those have this size. Larger ones are rare, and then copied.
+/// The block size of file systems that share blocks. Larger blocks are rare, and then the bytes are copied.
 const BLOCK: u64 = 4096;
 
-/// A range of a file that is copied into another one, as when shards are merged.
+/// A range of a file that is copied into another file, as when shards are merged.
 #[derive(Clone, Copy, Debug)]
 pub struct FileRange<'a> {
     from: Opened<'a>,
@@ -60,7 +60,7 @@ impl<'a> FileRange<'a> {
         self.nbytes
     }
 
-    /// Whether it begins at the same place in a block as the byte at `position` of another file.
+    /// Return whether it begins at the same offset in a block as the byte at `position` of another file.
     pub(crate) fn has_blocks_at(&self, position: u64) -> bool {
         self.begin % BLOCK == position % BLOCK
     }
@@ -82,8 +82,8 @@ impl<'a> FileRange<'a> {
         })
     }
 
-    /// Copies the bytes of `range`, which counts from the begin of this one, to `position` of `to`: by the system, where
-    /// both files can share the blocks or it is the quickest, and else through `buffer`.
+    /// Copy the bytes of `range`, relative to this range, to `position` of `to`: by the system if both files can share
+    /// the blocks or if that is the fastest way, otherwise through `buffer`.
     pub(crate) fn copy(
         &self,
         range: Range<u64>,
@@ -118,8 +118,8 @@ impl<'a> FileRange<'a> {
         Ok(())
     }
 
-    /// Have the system copy as many of the `count` bytes from `begin` of the range on to `position` of `to` as it can, and
-    /// return their number: 0 if it cannot copy.
+    /// Let the system copy as many as possible of the `count` bytes from `begin` of the range to `position` of `to`,
+    /// and return their number: 0 if it cannot copy.
     #[cfg(target_os = "linux")]
     fn copied_by_the_system(&self, begin: u64, count: u64, to: &File, position: u64) -> io::Result<u64> {
         use rustix::io::Errno;
@@ -160,12 +160,12 @@ impl<'a> FileRange<'a> {
     }
 }
 
-/// What copies the bytes of one file into another the fastest.
+/// The fastest way to copy bytes from one file to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Copying {
     /// Threads that read and write.
     ReadAndWrite,
-    /// The system, which lets both files have whole blocks in common, so that nothing is copied.
+    /// By the system, which can let both files share whole blocks, so that nothing is copied.
     Blocks,
     /// The system: on a network the server copies, and a file system may have another one below it.
     System,
@@ -193,9 +193,9 @@ pub(crate) fn shares_blocks(file: &File) -> bool {
     Copying::to(file) == Copying::Blocks
 }
 
-/// What of `range`, of bytes that go from `begin` of one file to `position` of another, are whole blocks in both; an empty
-/// range when the two begin at different places in a block. The rest cannot be shared, and asked for together with it
-/// nothing is.
+/// Return the part of `range` that consists of whole blocks in both files, for bytes that go from `begin` of one to
+/// `position` of the other; empty if the two have different offsets in a block. Only such bytes can be shared, and a
+/// request that contains others fails as a whole.
 fn whole_blocks(range: &Range<u64>, begin: u64, position: u64) -> Range<u64> {
     let lead = position.next_multiple_of(BLOCK) - position;
     let length = range.end - range.start;
@@ -238,7 +238,7 @@ mod tests {
         fn blocks_that_are_shared_are_whole_in_both_files_and_all_there_are(
             begin in 0..9000u64, start in 0..9000u64, length in 0..20_000u64, position in 0..9000u64, same in any::<bool>(),
         ) {
-            // By chance alone the two would hardly ever begin at one place in a block.
+            // Two random positions hardly ever have the same offset in a block.
             let position = if same { (begin + start) % 4096 + 4096 * (position % 3) } else { position };
             let blocks = whole_blocks(&(start..start + length), begin, position);
             prop_assert!(start <= blocks.start && blocks.start <= blocks.end && blocks.end <= start + length);

@@ -6,13 +6,12 @@ use ingot_format::{Excerpt, StopFlag, to_u64, to_usize};
 
 use super::{Gather, Payload};
 
-/// Bytes that are read for each requested byte, at most: one read of a few pages takes less time than a read for each
-/// element.
+/// The most bytes to read per requested byte: one read of a few pages is faster than a read for each element.
 const WASTE: u64 = 64;
-/// Bytes that are read at once for elements that are apart, at most, except for one element: each thread of a save holds as
+/// The most bytes to read at once for separate elements, except for a single element. Each thread of a save holds as
 /// many.
 const SPAN_NBYTES: u64 = 8 << 20;
-/// Elements that are looked for at a time.
+/// The number of elements that are searched at a time.
 const AT_ONCE: u64 = 1 << 16;
 
 /// The elements of `part`, row by row.

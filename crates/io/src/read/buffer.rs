@@ -1,4 +1,4 @@
-//! Memory that is read into, of the host or of a device: where bytes go, and where they are afterwards.
+//! Memory as the destination of reads, on the host or on a device, before and after the read.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::memory::{Block, Dest, Memory, Region};
 /// Bytes that were read.
 #[derive(Clone, Debug)]
 pub enum Buffer {
-    /// In memory of the host, or in the mapping of a file.
+    /// Host memory, or the mapping of a file.
     Host(Region),
-    /// In memory of a device, which a framework allocated.
+    /// Device memory, which a framework allocated.
     Device(DeviceRegion),
 }
 
@@ -29,13 +29,13 @@ impl Buffer {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Return whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Return the bytes if they are on the host, as they are unless a job names a device.
+    /// Return the bytes if they are on the host. They are unless a job names a device.
     #[must_use]
     pub fn host(self) -> Option<Region> {
         match self {
@@ -44,7 +44,7 @@ impl Buffer {
         }
     }
 
-    /// Whether both are in one block of memory, which lives as long as one of them.
+    /// Return whether both are in one block of memory, which lives as long as one of them.
     #[must_use]
     pub fn shares_memory(&self, other: &Buffer) -> bool {
         match (self, other) {
@@ -156,7 +156,7 @@ impl Drop for Copies<'_, '_> {
     }
 }
 
-/// Memory that is being filled.
+/// Memory during the read.
 pub(crate) enum Destination<'d> {
     /// Memory of the host.
     Host(Dest<'d>),

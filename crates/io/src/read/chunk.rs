@@ -13,21 +13,21 @@ use crate::memory::HUGE_PAGE_NBYTES;
 /// interruption.
 const RUN_NBYTES: u64 = 128;
 
-/// Some of the bytes of a piece, and the memory that they fill.
+/// Some of the bytes of a piece, and their destination.
 pub(super) struct Chunk<'p, 'd> {
     pub(super) file: usize,
     /// The cost of reading it, in bytes of a long run.
     pub(super) cost: usize,
-    /// From its first byte in the file; to its last if it is part of one long read.
+    /// The range in the file, from its first byte; to its last byte if it is part of one long read.
     pub(super) span: Range<u64>,
-    /// Its bytes are the first of these.
+    /// The bytes of the chunk are the first of these.
     pub(super) runs: Runs<'p>,
     pub(super) converted: Option<(Dtype, Dtype)>,
     pub(super) dest: Destination<'d>,
 }
 
 impl<'p, 'd> Chunk<'p, 'd> {
-    /// The same bytes, to other memory of this size.
+    /// The same bytes with another destination of this size.
     pub(super) fn into<'e>(self, dest: Destination<'e>) -> Chunk<'p, 'e> {
         Chunk {
             file: self.file,
@@ -39,7 +39,7 @@ impl<'p, 'd> Chunk<'p, 'd> {
         }
     }
 
-    /// Whether its bytes go from the file straight to their memory.
+    /// Whether its bytes are read from the file directly to their destination.
     pub(super) fn is_straight(&self) -> bool {
         self.converted.is_none() && matches!(&self.dest, Destination::Host(dest) if dest.is_contiguous())
     }
@@ -55,7 +55,7 @@ impl<'p, 'd> Chunk<'p, 'd> {
 /// Chunks that one thread reads, one after the other.
 pub(super) type Task<'p, 'd> = Vec<Chunk<'p, 'd>>;
 
-/// Cut a plan into tasks, in the order of the files. `dests` has the memory of each block.
+/// Split a plan into tasks, in the order of the files. `dests` has the memory of each block.
 pub(super) fn tasks<'p, 'd>(
     plan: &Plan<'p>,
     dests: impl IntoIterator<Item = Destination<'d>>,
@@ -67,7 +67,7 @@ pub(super) fn tasks<'p, 'd>(
     join(chunks, sources, chunk_nbytes)
 }
 
-/// Cut a plan into chunks.
+/// Split a plan into chunks.
 fn split<'p, 'd>(
     plan: &Plan<'p>,
     dests: impl IntoIterator<Item = Destination<'d>>,
@@ -169,7 +169,7 @@ fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn ReadAt], most: u
             begins.push(rank);
         }
     }
-    // From the end, so that the first task remains in place: of many small tensors it has nearly all.
+    // Taken from the end, so that the first task stays in place: with many small tensors it has nearly all of them.
     let later = begins.iter().skip(1).rev();
     let mut tasks: Vec<_> = later.map(|&begin| chunks.split_off(begin)).collect();
     tasks.extend((!chunks.is_empty()).then_some(chunks));
@@ -189,9 +189,9 @@ pub(super) struct Runs<'p> {
     passed: u64,
 }
 
-/// Runs that are read at once.
+/// The number of runs that are read at once.
 pub(super) struct Span {
-    /// From the first byte in the file to the last.
+    /// The range from the first byte in the file to the last.
     pub(super) range: Range<u64>,
     /// Bytes of the runs.
     pub(super) nbytes: usize,
@@ -217,8 +217,8 @@ impl<'p> Runs<'p> {
         }
     }
 
-    /// Pass at most `nbytes` bytes. If there is a `gap`, stop before a larger one, before a run that goes back, and after the last
-    /// run that ends within `most` bytes of where the first begins.
+    /// Skip at most `nbytes` bytes. With a `gap`, stop before a larger gap, before a run that goes back, and after the
+    /// last run that ends within `most` bytes of the start of the first.
     pub(super) fn pass(&mut self, nbytes: usize, gap: u64, most: u64) -> Span {
         let begin = self.begin();
         if gap == 0 {
@@ -263,8 +263,8 @@ impl<'p> Runs<'p> {
         }
     }
 
-    /// Return the blocks that come next in one row, at most `most` bytes in all, and go on behind them. Their positions
-    /// count from the beginning of the file.
+    /// Return the next blocks in one row, at most `most` bytes in all, and advance past them. Positions are counted
+    /// from the start of the file.
     fn next_row(&mut self, most: usize) -> Option<Row> {
         let (row, most) = (self.row?, to_u64(most));
         let is_part = self.passed > 0 || most < row.nbytes;
@@ -301,7 +301,7 @@ impl<'p> Runs<'p> {
         self.row.as_ref().filter(|_| self.rows.is_some())
     }
 
-    /// Return where the current row ends in the file.
+    /// Return the position in the file at which the current row ends.
     pub(super) fn row_end(&self) -> u64 {
         let end = |row: &Row| row.begin + (row.count - 1) * row.stride + row.nbytes;
         self.position + self.row.as_ref().map_or(0, end)
@@ -312,7 +312,7 @@ impl<'p> Runs<'p> {
         self.passed = 0;
     }
 
-    /// Where the next run begins in the file.
+    /// Return the position in the file at which the next run begins.
     pub(super) fn begin(&self) -> u64 {
         let row = self.row.as_ref();
         self.position + row.map_or(0, |row| row.begin + self.passed)
@@ -329,7 +329,7 @@ impl<'p> Runs<'p> {
     pub(super) fn next(&mut self, most: usize) -> Option<Range<u64>> {
         let run = self.peek(most)?;
         match &mut self.row {
-            // Nearly all go this way, which takes no division.
+            // The common case, which needs no division.
             Some(row) if row.count > 1 && run.end - run.start == row.nbytes => {
                 row.begin += row.stride;
                 row.count -= 1;

@@ -1,8 +1,8 @@
 //! Reading the chunks of a task to their memory.
 //!
-//! The bytes of a chunk are runs. Up to [`BATCH`] of them are looked at together, of as many chunks as have them. Bytes that
-//! are converted, scattered or only shown wait in a stage, which stays in the cache of a core, unless a witness wants to see
-//! more at once.
+//! The bytes of a chunk are runs. Up to [`BATCH`] of them are processed together, from as many chunks as needed. Bytes
+//! that are converted, scattered or only shown to a witness go to a stage, which stays in a core's cache unless a
+//! witness needs more at once.
 
 use std::cell::LazyCell;
 use std::mem;
@@ -37,7 +37,7 @@ pub(super) struct Stage {
     packed: Vec<u8>,
     /// Converted bytes to scatter.
     converted: Vec<u8>,
-    /// Runs that are read together, and the bytes between them.
+    /// Runs that are read together, and the gaps between them.
     mixed: Vec<u8>,
 }
 
@@ -137,11 +137,11 @@ fn read_rows(chunk: Chunk<'_, '_>, input: &mut Input<'_>, stage: &mut Stage) -> 
     Ok(())
 }
 
-/// Runs that are looked at together.
+/// Runs that are processed together.
 #[derive(Default)]
 struct Batch<'d> {
     runs: Vec<BatchRun>,
-    /// The memory of those that are read straight to it.
+    /// The destinations of the runs that are read directly.
     straight: Vec<Dest<'d>>,
     /// The memory of the others, and the conversion of each.
     staged: Vec<(Destination<'d>, Option<(Dtype, Dtype)>)>,
@@ -157,13 +157,13 @@ struct BatchRun {
 }
 
 impl<'d> Batch<'d> {
-    /// Add as much of the chunk as there is room for, and return the rest.
+    /// Add as much of the chunk as fits, and return the rest.
     fn take<'p>(&mut self, mut chunk: Chunk<'p, 'd>, witness: Option<&dyn Witness>) -> Option<Chunk<'p, 'd>> {
         let (stored, wanted) = widths(chunk.converted);
         let is_straight = chunk.is_straight();
         let left = chunk.dest.len() / wanted * stored;
         let room = match (&chunk.dest, witness) {
-            // As many as the witness looks at together.
+            // As many bytes as the witness processes together.
             (Destination::Shown(_), Some(witness)) if self.taken == 0 => {
                 let begin = chunk.runs.begin();
                 to_usize(step_end(witness, begin, to_u64(left)) - begin).unwrap_or(left)
@@ -203,8 +203,8 @@ impl<'d> Batch<'d> {
         rest
     }
 
-    /// Whether one more run fits: of long ones as many as one call of the system fills, since a longer list would leave the
-    /// cache.
+    /// Return whether another run fits: for long runs, as many as one system call fills, since a longer list would
+    /// leave the cache.
     fn has_room(&self) -> bool {
         let first = self.runs.first().map_or(0, |run| run.position);
         let is_short = || {

@@ -13,7 +13,7 @@ use crate::error::{Failure, size};
 /// tensors, slices, other dtypes, shards) is another plan, not another way of reading.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plan<'p> {
-    /// In the order of the blocks, and of the places within each. No two overlap in a block.
+    /// The pieces in the order of the blocks, and by position in each block. No two overlap in a block.
     pieces: Vec<Piece<'p>>,
     blocks: Vec<BlockPlan>,
 }
@@ -23,19 +23,19 @@ pub(crate) struct Plan<'p> {
 pub(crate) struct Piece<'p> {
     /// The number of the file.
     pub(crate) file: usize,
-    /// Where the bytes begin in the file; for a selection, the position that it counts from.
+    /// The position of the bytes in the file; for a selection, the position that it is relative to.
     pub(crate) position: u64,
-    /// Which bytes from there on; `None` if they are contiguous.
+    /// The selected bytes; `None` if they are contiguous.
     pub(crate) gathered: Option<&'p Selection>,
     /// The dtypes in the file and in memory, if they differ.
     pub(crate) converted: Option<(Dtype, Dtype)>,
-    /// The address of the first byte has to be a multiple of this.
+    /// The alignment of the address of the first byte.
     pub(crate) alignment: usize,
-    /// Whose memory the bytes go to: 0 is the host, other numbers are devices.
+    /// The memory of the destination: 0 is the host, other numbers are devices.
     pub(crate) pool: usize,
     /// The number of the block.
     pub(crate) block: usize,
-    /// Where in the block the bytes begin.
+    /// The position of the bytes in the block.
     pub(crate) at: usize,
     /// The number of bytes in memory.
     pub(crate) nbytes: usize,
@@ -45,13 +45,13 @@ pub(crate) struct Piece<'p> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockPlan {
     pub(crate) nbytes: usize,
-    /// Whose memory it is, as in [`Piece::pool`].
+    /// The memory of the block, as in [`Piece::pool`].
     pub(crate) pool: usize,
-    /// The piece that has the block for itself, by its place in the list of wanted ones.
+    /// The piece that has the block for itself, by its position in the list of wanted pieces.
     pub(crate) job: Option<usize>,
 }
 
-/// How fresh memory is cut into blocks, and where in them tensors begin.
+/// How fresh memory is divided into blocks, and the alignment of tensors in them.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
     /// Tensors of this size and above get a block of their own, which is freed with them. Smaller ones share, because a
@@ -59,11 +59,11 @@ struct Blocks {
     own_nbytes: usize,
     /// Blocks for small tensors are closed at this size, so that one small tensor kept alive keeps no more than this.
     shared_nbytes: usize,
-    /// Where tensors begin, in bytes: the largest alignment that vector units need.
+    /// The alignment of tensors in bytes: the largest one that vector units need.
     alignment: usize,
-    /// Whether they begin as far into a page or a unit of that alignment as they do in their file.
+    /// Whether tensors have the same offset in a page, or in a unit of that alignment, as in their file.
     is_level: bool,
-    /// Whether empty tensors get a block too: a framework then makes them as it makes its own.
+    /// Whether empty tensors get a block too, so that a framework can create them in its own way.
     owns_empty: bool,
 }
 
@@ -84,22 +84,22 @@ impl Blocks {
         owns_empty: true,
     };
 
-    /// Whether a tensor of this size gets a block of its own.
+    /// Return whether a tensor of this size gets a block of its own.
     fn is_own(&self, nbytes: usize) -> bool {
         nbytes >= self.own_nbytes || (nbytes == 0 && self.owns_empty)
     }
 }
 
-/// Where tensors begin in memory of the host, in bytes: a cache line.
+/// The alignment of tensors in host memory, in bytes: a cache line.
 const ALIGNMENT: usize = 64;
 
 impl<'p> Piece<'p> {
-    /// Contiguous bytes as they are, without a place.
+    /// Return a piece of contiguous bytes without a destination.
     pub(crate) fn run(file: usize, run: Range<u64>) -> Result<Piece<'static>, Failure> {
         Ok(Piece::straight(file, run.start, size(run.end - run.start)?))
     }
 
-    /// The same for `nbytes` bytes from `position` on.
+    /// The same, for `nbytes` bytes from `position` on.
     pub(crate) fn straight(file: usize, position: u64, nbytes: usize) -> Piece<'p> {
         Piece {
             file,
@@ -114,13 +114,13 @@ impl<'p> Piece<'p> {
         }
     }
 
-    /// Where its first byte is in the file.
+    /// Return the position of its first byte in the file.
     pub(super) fn begin(&self) -> u64 {
         let first = self.gathered.and_then(Selection::span);
         self.position + first.map_or(0, |run| run.begin)
     }
 
-    /// From its first byte in the file to the last.
+    /// Return the range from its first byte in the file to the last.
     fn span(&self) -> Range<u64> {
         let end = match self.gathered {
             Some(selection) => selection.span().map_or(0, |run| run.end),
@@ -135,12 +135,12 @@ impl<'p> Piece<'p> {
         self.nbytes / wanted * stored
     }
 
-    /// Whether its bytes are in memory as they are in the file.
+    /// Return whether its bytes are the same in memory as in the file.
     fn is_straight(&self) -> bool {
         self.gathered.is_none() && self.converted.is_none()
     }
 
-    /// Whether `next` follows this piece in the file and in memory.
+    /// Return whether `next` follows this piece in the file and in memory.
     fn goes_on_in(&self, next: &Piece<'_>) -> bool {
         self.is_straight()
             && next.is_straight()
@@ -151,7 +151,7 @@ impl<'p> Piece<'p> {
 }
 
 impl<'p> Plan<'p> {
-    /// Plan to read `wanted` into fresh memory, and set the place of each.
+    /// Plan to read `wanted` into fresh memory, and set the position of each.
     ///
     /// Small tensors that are neighbours in a file are read at once and are neighbours in memory, unless their elements would
     /// not be aligned. On the host the first of a block begins as far into a page as it does in its file, and the others
@@ -160,7 +160,7 @@ impl<'p> Plan<'p> {
         Plan::fresh_in(Blocks::HOST, wanted)
     }
 
-    /// The same, with other blocks on the host.
+    /// The same, with another division of host memory.
     fn fresh_in(host: Blocks, wanted: &mut [Piece<'p>]) -> Plan<'p> {
         let mut in_file_order: Vec<usize> = (0..wanted.len()).collect();
         in_file_order.sort_by_key(|&rank| (wanted[rank].file, wanted[rank].begin()));
@@ -168,7 +168,7 @@ impl<'p> Plan<'p> {
             pieces: Vec::new(),
             blocks: Vec::new(),
         };
-        // Of each pool the block that takes small pieces, if one is open.
+        // The block of each pool that takes small pieces, if one is open.
         let mut shared = Vec::new();
         for rank in in_file_order {
             let piece = &mut wanted[rank];
@@ -181,12 +181,12 @@ impl<'p> Plan<'p> {
             };
             plan.place(kind, piece);
         }
-        // Small tensors go on filling a shared block after a large one was placed.
+        // Small tensors continue to fill a shared block after a large one was placed.
         plan.pieces.sort_by_key(|piece| (piece.block, piece.at));
         plan
     }
 
-    /// Plan to read `wanted` into memory that exists: each into a block of its own, in their order.
+    /// Plan to read `wanted` into existing memory: each into a block of its own, in order.
     pub(crate) fn into_each(mut wanted: Vec<Piece<'p>>) -> Plan<'p> {
         let block = |(number, piece): (usize, &mut Piece<'_>)| {
             (piece.block, piece.at) = (number, 0);
@@ -208,7 +208,7 @@ impl<'p> Plan<'p> {
         self.blocks[block].nbytes + kind.alignment + nbytes <= kind.shared_nbytes
     }
 
-    /// Place a piece in its block, after what the block has.
+    /// Place a piece in its block, after the previous pieces.
     fn place(&mut self, kind: Blocks, piece: &mut Piece<'p>) {
         let end = self.blocks[piece.block].nbytes;
         piece.at = end;
@@ -218,7 +218,7 @@ impl<'p> Plan<'p> {
             0 => end - end % kind.alignment,
             _ if !kind.is_level => end.next_multiple_of(kind.alignment),
             _ if follows && end.is_multiple_of(piece.alignment) => end,
-            // It is not in memory as it is in the file.
+            // The bytes differ between memory and the file.
             _ if piece.converted.is_some() => end.next_multiple_of(kind.alignment),
             _ => level_place(end, piece.begin(), piece.alignment),
         };
@@ -244,7 +244,7 @@ impl<'p> Plan<'p> {
         &self.blocks
     }
 
-    /// The span of each of this many files that is read.
+    /// Return the span that is read of each of this many files.
     pub(crate) fn spans(&self, files: usize) -> Vec<Range<u64>> {
         let mut spans = vec![None; files];
         for piece in &self.pieces {
@@ -255,7 +255,7 @@ impl<'p> Plan<'p> {
         spans.into_iter().map(Option::unwrap_or_default).collect()
     }
 
-    /// The contiguous stretches that are read, each with the number of its file.
+    /// Return the contiguous ranges that are read, each with the number of its file.
     pub(super) fn stretches(&self) -> Vec<FileRun> {
         let mut pieces: Vec<FileRun> = self
             .pieces
@@ -275,7 +275,7 @@ impl<'p> Plan<'p> {
 /// Contiguous bytes, with the number of their file.
 pub(crate) type FileRun = (usize, Range<u64>);
 
-/// Join runs, which come in their order, where they overlap or follow one another.
+/// Join ordered runs that overlap or follow one another.
 pub(crate) fn joined(runs: impl IntoIterator<Item = FileRun>) -> Vec<FileRun> {
     let mut joined: Vec<FileRun> = Vec::new();
     for (file, run) in runs {
@@ -303,7 +303,7 @@ fn level_place(end: usize, position: u64, alignment: usize) -> usize {
     end + (unit + into_unit - end % unit) % unit
 }
 
-/// The size of an element in the file and in memory; a byte in both if they are the same.
+/// Return the size of an element in the file and in memory; a byte for both if they are the same.
 pub(super) fn widths(converted: Option<(Dtype, Dtype)>) -> (usize, usize) {
     let width = |dtype: Dtype| to_usize(dtype.bits().div_ceil(8)).unwrap_or(1);
     converted.map_or((1, 1), |(stored, wanted)| (width(stored), width(wanted)))

@@ -14,7 +14,7 @@ use crate::error::Failure;
 use crate::file::ReadAt;
 use crate::memory::Dest;
 
-/// Where tensors begin in the memory of a device, in bytes: the largest alignment that vector units need.
+/// The alignment of tensors in device memory, in bytes: the largest one that vector units need.
 const ALIGNMENT: usize = 256;
 
 /// Read a task as [`gather::read`] does, into memory of any kind.
@@ -41,15 +41,15 @@ pub(super) fn read(
     Ok(nbytes)
 }
 
-/// Chunks that are read together: into one slot, or to memory of the host.
+/// Chunks that are read together: into one slot, or to host memory.
 #[derive(Default)]
 struct Load<'p, 'd> {
     chunks: Task<'p, 'd>,
-    /// Where in the slot the bytes of each begin.
+    /// The position of each chunk's bytes in the slot.
     places: Vec<usize>,
-    /// Where the last ends.
+    /// The end of the last chunk.
     end: usize,
-    /// What the slot is copied to, each from its place on. Neighbours are one copy.
+    /// The copies from the slot to devices, each with its position in the slot. Neighbours are one copy.
     copies: Vec<(usize, DeviceDest<'d>)>,
 }
 
@@ -70,8 +70,8 @@ impl<'p, 'd> Load<'p, 'd> {
         }
     }
 
-    /// Where the bytes of `next` begin in the slot, and whether the last copy reaches to them: they are then as far from those
-    /// before them as on the device.
+    /// Return the position of the bytes of `next` in the slot, and whether the last copy can include them: the gap is
+    /// then the same as on the device.
     fn place(&self, next: &DeviceDest<'_>) -> (usize, bool) {
         match self.copies.last().and_then(|(_, last)| gap(last, next)) {
             Some(gap) => (self.end + gap, true),
@@ -120,13 +120,13 @@ impl<'p, 'd> Load<'p, 'd> {
         let nbytes = gather::read(source, witness, chunks, stage, stop)?;
         slot.send(&copies)?;
         if device.is_integrated() {
-            // Else the memory would hold the file as well as the tensors.
+            // Otherwise the file and the tensors would both be in memory.
             source.forget(span);
         }
         Ok(nbytes)
     }
 
-    /// From the first byte that is read of the file to the last.
+    /// Return the range of the file that is read.
     fn span(&self) -> Range<u64> {
         let spans = || self.chunks.iter().map(|chunk| &chunk.span);
         let begin = spans().map(|span| span.start).min().unwrap_or_default();
@@ -134,7 +134,7 @@ impl<'p, 'd> Load<'p, 'd> {
     }
 }
 
-/// The number of bytes between two destinations of one fresh block that are near each other.
+/// Return the gap between two destinations of one fresh block that are near each other.
 fn gap(first: &DeviceDest<'_>, next: &DeviceDest<'_>) -> Option<usize> {
     let between = first.block.is_some() && first.block == next.block;
     let gap = next.address.checked_sub(first.end())?;

@@ -1,4 +1,4 @@
-//! Reading the tasks of a plan on threads: one way for every source, every plan and every kind of memory.
+//! Running the tasks of a plan on threads, in the same way for every source, every plan and every kind of memory.
 
 use std::iter;
 use std::ops::Range;
@@ -71,7 +71,8 @@ fn carry_out<'p, 'd>(
     share(reading, tasks, total, read, watch)
 }
 
-/// Tells a witness, when dropped, that bytes will not come: a read failed or panicked, and other threads wait for its bytes.
+/// Reports to a witness, when dropped, that bytes will not arrive: a read failed or panicked, and other threads wait
+/// for its bytes.
 struct Ending<'w>(Option<&'w dyn Witness>);
 
 impl Drop for Ending<'_> {
@@ -92,7 +93,7 @@ pub(crate) fn nbytes(runs: &[FileRun]) -> u64 {
     nbytes.fold(0, u64::saturating_add)
 }
 
-/// Choose threads and chunks for runs whose bytes are discarded. The runs are in their order.
+/// Choose threads and chunks for ordered runs whose bytes are discarded.
 pub(crate) fn looking(sources: &[&dyn ReadAt], runs: &[FileRun], options: &ReadOptions) -> Reading {
     let span = |of_file: &[FileRun]| {
         let (file, first) = &of_file[0];
@@ -102,10 +103,10 @@ pub(crate) fn looking(sources: &[&dyn ReadAt], runs: &[FileRun], options: &ReadO
     Reading::above(ALONE_NBYTES, nbytes(runs), &spans, options)
 }
 
-/// Files up to this size are read without a check. Larger ones may be nothing but a hole, which takes years to read.
+/// Files up to this size are read without a check. Larger ones may consist of a hole, which would take years to read.
 const UNCHECKED_NBYTES: u64 = 1 << 40;
 
-/// Check that large sources can have the size that they claim, before a pass over all of their bytes.
+/// Check that large sources can have the size that they report, before all of their bytes are read.
 pub(crate) fn check_sizes(sources: &[&dyn ReadAt]) -> Result<(), InFile> {
     for (file, source) in sources.iter().enumerate() {
         if source.nbytes() > UNCHECKED_NBYTES {
@@ -123,8 +124,8 @@ pub(crate) fn check_sizes(sources: &[&dyn ReadAt]) -> Result<(), InFile> {
     Ok(())
 }
 
-/// Pieces that are planned at once. A run may be as long as a server or a sparse file claims, so its pieces are made while
-/// earlier ones are read.
+/// The number of pieces that are planned at once. A run may be as long as a server or a sparse file claims, so pieces
+/// are created while earlier ones are read.
 const PLANNED_PIECES: usize = 4096;
 
 /// Read these runs in pieces that begin in order, and show them to the witnesses: one for each file, or none.
@@ -152,7 +153,7 @@ pub(crate) fn show(
     carry_out(tasks, sources, witnesses, reading, nbytes(runs), watch)
 }
 
-/// The position and the size of each part of a run: at most `most` bytes, cut where `witness` prefers it.
+/// Return the position and the size of each part of a run: at most `most` bytes, split where `witness` prefers it.
 fn cut(run: Range<u64>, most: usize, witness: Option<&dyn Witness>) -> impl Iterator<Item = (u64, usize)> {
     let mut at = run.start;
     iter::from_fn(move || {

@@ -1,18 +1,18 @@
-//! Pieces that threads bring in any order and that are taken one after another.
+//! Pieces that threads bring in any order and that are processed in order.
 
 use super::{Condvar, Mutex, PoisonError, locked};
 
-/// A value that takes pieces in the order of their positions. A thread with a later piece waits for the earlier ones, so the
-/// threads must begin the pieces in order.
+/// A value that processes pieces in the order of their positions. A thread with a later piece waits for the earlier
+/// ones, so the threads must begin the pieces in order.
 pub(crate) struct Turns<T> {
     turn: Mutex<Turn<T>>,
     moved: Condvar,
 }
 
 struct Turn<T> {
-    /// Where the next piece begins.
+    /// The position of the next piece.
     at: u64,
-    /// No more pieces come.
+    /// Whether no more pieces will come.
     ended: bool,
     value: T,
 }
@@ -44,7 +44,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Wake all threads that wait: the pieces before theirs do not come.
+    /// Wake all waiting threads, because pieces before theirs will not come.
     pub(crate) fn end(&self) {
         locked(&self.turn).ended = true;
         self.moved.notify_all();

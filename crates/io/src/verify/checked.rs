@@ -1,4 +1,4 @@
-//! Load tensors whose digests are compared first.
+//! Loading of tensors that are first compared with their digests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::read::job::{Job, Target};
 use crate::read::{check_targets, fill, fill_checked, read_owned, read_to};
 use crate::watch::{Asked, Watch};
 
-/// What tensors are compared with before they are handed out.
+/// The digests that tensors are compared with before they are returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Proof {
     /// The digests in the file: of its tensors, or else ModelSpec's.
@@ -30,7 +30,7 @@ pub struct Proof {
     pub sha256: Option<Digest>,
 }
 
-/// A digest that was promised, and what computes the one of the bytes that come.
+/// An expected digest, and the computation of the digest of the bytes that arrive.
 struct Promise {
     tensors: Vec<(Option<usize>, Digest)>,
     algorithm: Algorithm,
@@ -49,9 +49,9 @@ impl Promise {
 }
 
 impl Checkpoint {
-    /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their own
-    /// with every backend, since a mapped file can change after it was checked; the digests are computed of the bytes on
-    /// their way into it.
+    /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their
+    /// own with every backend, since a mapped file can change after the check; the digests are computed on the way into
+    /// memory.
     ///
     /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
     /// tensor is then one without a digest.
@@ -207,7 +207,7 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// The file that this is, since one hash speaks of one file.
+    /// Return the only file, since one hash describes one file.
     pub(super) fn one_file(&self) -> Result<&Archive, Error> {
         match self.index() {
             None => self.file(0),
@@ -228,7 +228,7 @@ fn again<'c>(jobs: &[Job<'c>], copy: &'c Checkpoint) -> Result<Vec<Job<'c>>, Err
     jobs.iter().map(job).collect()
 }
 
-/// What each of these files promises of the tensors that are wanted of it.
+/// Return the expected digests of the wanted tensors in each of these files.
 fn promises(files: &Files<'_>, ids: &[TensorId], proof: &Proof) -> Result<Vec<Vec<Promise>>, Error> {
     let ids = sorted(ids);
     let of_file = |ids: &[TensorId]| {
@@ -241,7 +241,7 @@ fn promises(files: &Files<'_>, ids: &[TensorId], proof: &Proof) -> Result<Vec<Ve
 }
 
 impl Archive {
-    /// What the file itself promises of the bytes of these tensors of it, each once and in order.
+    /// Return the expected digests in the file of these tensors, each once and in order.
     fn kept(&self, ids: &[TensorId]) -> Result<Promise, Error> {
         let header = self.header();
         let model_spec = header
@@ -272,7 +272,7 @@ impl Archive {
         })
     }
 
-    /// What ModelSpec's hash, which is `text`, promises of the data section.
+    /// Return the expected digest of the data section from ModelSpec's hash in `text`.
     fn kept_of_data(&self, text: &str) -> Result<Promise, Error> {
         let header = self.header();
         let expected = sha256_from(text).ok_or_else(|| {
@@ -302,7 +302,7 @@ impl Archive {
         self.compare(promise)
     }
 
-    /// Whether these tensors of it are all that the file has.
+    /// Return whether these tensors are all tensors of the file.
     fn are_all(&self, ids: &[TensorId]) -> bool {
         sorted(ids).len() == self.header().len()
     }

@@ -1,4 +1,4 @@
-//! All bytes of a source, one after another, for hash functions of others.
+//! Reading all bytes of a source in order, for other hash functions.
 
 use ingot_format::to_u64;
 

@@ -11,11 +11,11 @@ use crate::read::run::{looking, show};
 use crate::watch::Watch;
 use crate::workers::Reading;
 
-/// Bytes that are read at once if they have to be hashed in order: so few that they are in the cache at their turn, and so
-/// many that waking another thread does not matter.
+/// The number of bytes that are read at once if they have to be hashed in order: small enough to be in the cache at
+/// their turn, and large enough to make the cost of waking another thread negligible.
 const PIECE_NBYTES: usize = 1 << 20;
 
-/// What pieces that wait for a network, or for earlier ones to be hashed, take of memory at most, all together.
+/// The most memory for pieces that wait for a network or for earlier pieces, all together.
 const WAITING_NBYTES: usize = 128 << 20;
 
 /// Bytes that are read before they are hashed where their order does not matter: few enough to be in a core's own cache
@@ -30,7 +30,8 @@ pub(super) struct Feeding<'a> {
 }
 
 impl Witness for Feeding<'_> {
-    /// What is hashed in order is read in full, while another thread hashes, and so is what each read has to wait for.
+    /// Bytes that are hashed in order are read completely while another thread hashes, and so are bytes whose reads
+    /// wait.
     fn step_nbytes(&self) -> u64 {
         if self.source.waits() || self.all.iter().any(|digests| digests.in_order()) {
             u64::MAX
@@ -53,7 +54,7 @@ impl Witness for Feeding<'_> {
     }
 }
 
-/// What digests want of their files, each given with its number.
+/// The ranges that digests need of their files, each with the file's number.
 pub(super) fn wanted(files: &[Feeding<'_>]) -> Vec<FileRun> {
     let of_file = |(file, feeding): (usize, &Feeding<'_>)| {
         let mut runs: Vec<_> = feeding.all.iter().flat_map(|digests| digests.runs()).collect();
@@ -70,7 +71,7 @@ pub(super) fn feed(files: &[Feeding<'_>], runs: &[FileRun], watch: &dyn Watch) -
     show(&sources, &witnesses, runs, reading(&sources, runs), watch)
 }
 
-/// As [`feed`], of all that digests want of one source.
+/// As [`feed`], for all ranges that digests need of one source.
 pub(super) fn feed_all(source: &dyn ReadAt, digests: &Digests, watch: &dyn Watch) -> Result<(), Failure> {
     let files = [Feeding {
         source,

@@ -1,4 +1,4 @@
-//! A file whose tensors become known one by one.
+//! A file whose tensors are appended one by one.
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub struct Appender {
     end: u64,
 }
 
-/// What an entry takes at most, beside its name and its dimensions: the words, two numbers of 20 digits, commas.
+/// The largest size of an entry besides its name and dimensions: the words, two numbers of 20 digits, commas.
 const AROUND_ENTRY: u64 = 110;
 
 impl Appender {
@@ -118,8 +118,8 @@ impl Appender {
         }
         let mut header_nbytes = self.header_nbytes + entry_nbytes(&spec);
         if header_nbytes > self.reserved {
-            // Close: now it is worth knowing how large the header is. What is left after that is used up by guesses
-            // again, so this happens a few times for any number of tensors.
+            // If the estimate is close to the limit, the exact size of the header is computed. The remaining space is
+            // then filled by estimates again, so this happens only a few times for any number of tensors.
             header_nbytes = to_u64(self.laid_out(Some(spec))?.head.len());
         }
         if header_nbytes > self.reserved {

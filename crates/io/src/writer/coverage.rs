@@ -6,7 +6,7 @@ use std::ops::Range;
 /// A set of bytes, as ranges that do not touch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Coverage {
-    /// Where each range ends, by where it begins.
+    /// The end of each range, by its start.
     ends: BTreeMap<u64, u64>,
 }
 

@@ -15,7 +15,7 @@ use crate::workers::watched;
 /// Bytes of a payload that pass through memory at a time, if the payload is not contiguous in memory.
 const PIECE: u64 = 4 << 20;
 
-/// What copies payloads into a temporary file.
+/// Copies payloads into a temporary file.
 pub(super) struct Filler<'f> {
     temp: &'f Temp,
     watch: &'f dyn Watch,

@@ -4,8 +4,8 @@
 //! records decides: the earliest record wins, and a later claim that overlaps it fails. All readers of the journal see the
 //! same order. So no lock is held while bytes are written, and a process that dies leaves open claims.
 //!
-//! A batch is one record, or a claim and its ranges. It carries its own hash, so that foreign bytes are never taken for a
-//! record: else a claim that failed could pass for a completed one.
+//! A batch is one record, or a claim and its ranges. It contains its own hash, so that foreign bytes are never taken
+//! for a record; otherwise a failed claim could pass for a completed one.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -20,12 +20,12 @@ use super::coverage::Coverage;
 use crate::disk;
 use crate::payload::FileRange;
 
-/// Bytes of a record: three words, which are its kind and two numbers.
+/// The size of a record in bytes: three words, which are its kind and two numbers.
 pub(super) const RECORD: usize = 24;
-/// The place of the hash in a batch: the second number of its first record.
+/// The position of the hash in a batch: the second number of its first record.
 const CHECK: Range<usize> = 16..24;
-/// Bytes that are read at a time, where no batch is longer. There is no telling how long a file is that others can
-/// write to.
+/// The number of bytes that are read at a time if no batch is longer. A file that others can write to may have any
+/// length.
 const PIECE: u64 = 1 << 20;
 
 pub(super) const CLAIM: u64 = 1;
@@ -42,7 +42,7 @@ pub(super) struct Journal {
 
 struct Inner {
     file: File,
-    /// Where the records begin that were not read yet.
+    /// The position of the records that were not read yet.
     position: u64,
     state: JournalState,
 }
@@ -50,7 +50,7 @@ struct Inner {
 /// Why a journal can be used no longer.
 #[derive(Debug)]
 pub(super) enum JournalFault {
-    /// It does not hold the records that were written to it.
+    /// The journal lacks records that were written to it.
     Broken,
     /// The system does not read or write it.
     System(io::Error),
@@ -63,11 +63,11 @@ pub(super) enum End {
     Abandoned,
 }
 
-/// What became of a record.
+/// The outcome of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Accepted,
-    /// Somebody has a byte of it. The number of the range in its batch.
+    /// Another writer has a byte of it. The number of the range in its batch.
     Taken(usize),
     /// Bytes are missing, or a claim is open.
     Incomplete,
@@ -84,7 +84,7 @@ struct JournalState {
     /// Bytes that the file will have.
     total: u64,
     taken: Coverage,
-    /// Claims that are not completed, by the position of the record.
+    /// Claims that are not completed, by the position of their record.
     open: HashMap<u64, Vec<Range<u64>>>,
     end: Option<End>,
 }
@@ -92,7 +92,7 @@ struct JournalState {
 impl From<io::Error> for JournalFault {
     fn from(fault: io::Error) -> JournalFault {
         match fault.kind() {
-            // Somebody cut it off while it was read.
+            // Another process truncated it during the read.
             io::ErrorKind::UnexpectedEof => JournalFault::Broken,
             _ => JournalFault::System(fault),
         }
@@ -128,7 +128,7 @@ impl Journal {
         self.append(&batch(DONE, claim.0, &[])).map(|found| found.1)
     }
 
-    /// They could not be. Somebody may claim them again.
+    /// Release ranges that could not be written. They can be claimed again.
     pub(super) fn failed(&self, claim: Claim) -> Result<Verdict, JournalFault> {
         self.append(&batch(FAILED, claim.0, &[])).map(|found| found.1)
     }
@@ -149,7 +149,7 @@ impl Journal {
         self.append(&batch(TAKE_OVER, 0, &[])).map(|found| found.1)
     }
 
-    /// Return how it ended, as far as it was read.
+    /// Return how the file ended, as far as it was read.
     pub(super) fn end(&self) -> Option<End> {
         self.inner().state.end
     }
@@ -242,7 +242,7 @@ fn batch(kind: u64, number: u64, ranges: &[Range<u64>]) -> Vec<u8> {
     sealed(words.flat_map(u64::to_le_bytes).collect())
 }
 
-/// The same bytes with the hash that they need.
+/// Return the same bytes with the hash that they require.
 pub(super) fn sealed(mut batch: Vec<u8>) -> Vec<u8> {
     let check = check(&batch);
     batch[CHECK].copy_from_slice(&check);
@@ -348,7 +348,7 @@ mod tests {
     use std::fs::OpenOptions;
     use std::path::Path;
 
-    /// Several journals that have the same file open, as processes do.
+    /// Several journals on the same file, as in several processes.
     fn several(count: usize, total: u64) -> (tempfile::TempDir, Vec<Journal>) {
         let folder = tempfile::tempdir().unwrap();
         let journals = (0..count).map(|_| open(folder.path(), total)).collect();

@@ -70,9 +70,9 @@ pub struct Writer {
     temp: Temp,
     header: Header,
     journal: Journal,
-    /// Whether it began the file, or took it over. Dropping it removes the file then.
+    /// Whether it created the file, or took it over. Dropping it then removes the file.
     is_founder: bool,
-    /// Whether a commit was recorded and its outcome could not be read.
+    /// Whether a commit was recorded but its outcome could not be read.
     is_unanswered: AtomicBool,
 }
 

@@ -10,14 +10,14 @@ use super::journal::JournalFault;
 use crate::disk::{self, name_bytes, name_of};
 use crate::payload::FileRange;
 
-/// What it begins with, and the version of the rest.
+/// The magic number at the start, and the version of the rest.
 const MAGIC: [u8; 8] = *b"ingot-w2";
 /// Bytes before the hash: the magic, the size of the file, and the name of the temporary file after its length.
 const SAID: u64 = 8 + 8 + 8 + 256;
 /// Bytes of the preamble: those and their XXH3.
 pub(super) const NBYTES: u64 = SAID + 8;
 
-/// `None` when the name of the temporary file is too long.
+/// `None` if the name of the temporary file is too long.
 pub(super) fn render(nbytes: u64, name: &OsStr) -> Option<Vec<u8>> {
     let name = name_bytes(name)?;
     let mut preamble = MAGIC.to_vec();

@@ -1,4 +1,4 @@
-//! Files in a directory that are nowhere else.
+//! Opening files that are inside a directory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -25,8 +25,8 @@ impl Beneath {
         Ok(Beneath { directory })
     }
 
-    /// Open a file by its name relative to the directory: part by part, each in the directory that was opened before it, so
-    /// that no link that another process creates meanwhile leads out.
+    /// Open a file by its name relative to the directory: part by part, each in the directory that was opened before
+    /// it, so that no link created by another process leads outside.
     pub(crate) fn open(&self, name: &OsStr) -> Result<File, Refusal> {
         let parts: Vec<&OsStr> = name
             .as_bytes()
@@ -37,12 +37,12 @@ impl Beneath {
         let open = |above: &Option<OwnedFd>, part: &OsStr, flags| {
             let directory = above.as_ref().unwrap_or(&self.directory);
             if matches!(part.as_bytes(), b"" | b"." | b"..") {
-                return Err(Refusal::Elsewhere("it lies outside of the directory"));
+                return Err(Refusal::Elsewhere("it is outside the directory"));
             }
             match rustix::fs::openat(directory, part, flags | OFlags::NOFOLLOW, Mode::empty()) {
                 Ok(file) => Ok(file),
                 Err(Errno::LOOP | Errno::MLINK) => Err(Refusal::Elsewhere(LINK)),
-                // A link in the place of a directory.
+                // A link in place of a directory.
                 Err(Errno::NOTDIR) if is_link(directory, part) => Err(Refusal::Elsewhere(LINK)),
                 Err(errno) => Err(Refusal::System(errno.into())),
             }
@@ -91,7 +91,7 @@ mod tests {
             ("near", Some(LINK)),
             ("linked/plain", Some(LINK)),
             ("root/etc/passwd", Some(LINK)),
-            ("../secret", Some("it lies outside of the directory")),
+            ("../secret", Some("it is outside the directory")),
             ("sub/../../secret", Some("it lies outside of the directory")),
             ("absent", Some("system")),
         ] {

@@ -10,14 +10,14 @@ pub(crate) fn name_bytes(name: &OsStr) -> Option<&[u8]> {
     Some(name.as_bytes())
 }
 
-/// The name that [`name_bytes`] gave these bytes of.
+/// Return the name that [`name_bytes`] encoded as these bytes.
 #[allow(clippy::unnecessary_wraps, reason = "on Windows not all bytes are a name")]
 pub(crate) fn name_of(bytes: &[u8]) -> Option<OsString> {
     Some(OsString::from_vec(bytes.to_vec()))
 }
 
-/// Cut a name to at most `most` bytes, for names that are made of it. Some systems refuse names that are not UTF-8, so no
-/// character is cut in two.
+/// Shorten a name to at most `most` bytes, for names that contain it. Some systems refuse names that are not UTF-8, so
+/// no character is cut in two.
 pub(crate) fn cut(name: &OsStr, most: usize) -> Cow<'_, OsStr> {
     let bytes = name.as_bytes();
     let end = match name.to_str() {

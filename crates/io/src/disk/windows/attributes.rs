@@ -1,4 +1,4 @@
-//! What a file has besides its bytes and its name: what Windows calls attributes, and its access list.
+//! Attributes of a file besides its bytes and its name: the attributes of Windows, and its access list.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -20,10 +20,10 @@ const KEPT: u32 = FILE_ATTRIBUTE_ARCHIVE
     | FILE_ATTRIBUTE_READONLY
     | FILE_ATTRIBUTE_SYSTEM;
 
-/// What the file that is replaced passes on to the new one.
+/// The attributes that a new file inherits from the file that it replaces.
 pub(crate) struct Attributes {
     attributes: u32,
-    /// `None` when this process may not read it.
+    /// `None` if this process may not read it.
     access: Option<AccessList>,
 }
 
@@ -37,13 +37,13 @@ impl Attributes {
         })
     }
 
-    /// Keep other users out of the new `file`: those whom the old file kept out do not see a byte of the new one.
+    /// Keep other users out of the new `file`: users without access to the old file never see a byte of the new one.
     #[allow(clippy::unnecessary_wraps, reason = "elsewhere this can fail")]
     pub(crate) fn begin(&self, file: &File) -> io::Result<()> {
         if let Some(access) = &self.access
             && access_list(file).is_ok_and(|now| now != *access)
         {
-            // As far as this process may.
+            // As far as permissions allow.
             let _ = set_access_list(file, access);
         }
         Ok(())

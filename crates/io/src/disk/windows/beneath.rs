@@ -1,4 +1,4 @@
-//! Files in a directory that are nowhere else.
+//! Opening files that are inside a directory.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -26,7 +26,7 @@ impl Beneath {
         let mut path = self.path.clone();
         for part in Path::new(name).components() {
             let Component::Normal(part) = part else {
-                return Err(Refusal::Elsewhere("it lies outside of the directory"));
+                return Err(Refusal::Elsewhere("it is outside the directory"));
             };
             if part.as_encoded_bytes().contains(&b':') {
                 return Err(Refusal::Elsewhere("it is a stream of a file, and no file"));
@@ -73,7 +73,7 @@ mod tests {
             r"\\server\share\secret",
             absolute.to_str().unwrap(),
         ] {
-            assert_eq!(opened(name), Some("it lies outside of the directory"), "{name}");
+            assert_eq!(opened(name), Some("it is outside the directory"), "{name}");
         }
         assert_eq!(
             opened("plain:stream"),

@@ -1,4 +1,4 @@
-//! Errors by the numbers of the system, and waiting for what passes.
+//! Errors by the system's numbers, and waiting for temporary ones.
 
 use std::io;
 use std::thread;
@@ -12,7 +12,7 @@ use windows_sys::Win32::Foundation::{
 
 /// How long to wait for a file that another program has for a moment: a virus scanner, an indexer, a backup.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long to sleep before it is tried again.
+/// How long to sleep before the next attempt.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[allow(
@@ -33,7 +33,7 @@ pub(crate) fn exists() -> io::Error {
 }
 
 pub(crate) fn is_a_directory() -> io::Error {
-    // The system's own number for it means something else.
+    // The system's own number for this has another meaning.
     io::ErrorKind::IsADirectory.into()
 }
 

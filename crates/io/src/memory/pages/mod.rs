@@ -35,7 +35,7 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
-    /// Have the system find memory for all of an untouched range, which costs more page by page.
+    /// Request memory from the system for an untouched range at once, which is faster than page by page.
     pub(crate) fn populate(&mut self, range: Range<usize>) {
         let fresh = &mut self.bytes_mut()[range];
         // SAFETY: requires bytes that may be written, are zero, and that no other code uses: `fresh` is borrowed

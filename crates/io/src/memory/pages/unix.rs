@@ -1,4 +1,4 @@
-//! By a mapping of no file.
+//! Pages from an anonymous mapping.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -27,7 +27,7 @@ impl Pages {
         self.0.len()
     }
 
-    /// Asks for huge pages, where there are some.
+    /// Request huge pages, if the system has them.
     #[cfg(target_os = "linux")]
     pub(crate) fn want_huge(&self, range: Range<usize>) {
         // A kernel without them loses nothing, so the answer does not matter.
@@ -38,8 +38,7 @@ impl Pages {
     pub(crate) fn want_huge(&self, _: Range<usize>) {}
 }
 
-/// Has the system find pages for fresh memory. That it cannot is no failure: the bytes that are written then find them one by
-/// one.
+/// Request pages for fresh memory. A failure is ignored: the first write to each page then requests it.
 ///
 /// # Safety
 /// The `nbytes` bytes from `start` on are mapped for writing.

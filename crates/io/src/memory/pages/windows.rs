@@ -1,7 +1,7 @@
-//! By `VirtualAlloc`.
+//! Pages from `VirtualAlloc`.
 //!
-//! Not by an anonymous mapping, as elsewhere: processes could share such memory, and on wine it is a file that is written
-//! to the disk. And memmap2 requests it as executable memory too, which a hardened process is refused.
+//! Anonymous mappings are not used here: processes could share such memory, and on wine it is a file that is written to
+//! the disk. And memmap2 also requests executable memory, which a hardened process is refused.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -58,16 +58,16 @@ impl Drop for Pages {
     }
 }
 
-/// What the system finds memory for at once.
+/// The size for which the system allocates memory at once.
 const PAGE_NBYTES: usize = 4096;
 
-/// Has the system find pages for fresh memory, by a zero in each.
+/// Request pages for fresh memory by writing a zero to each.
 ///
-/// Before a read, wine looks at a byte of each page and writes it back. Of a page that is there that costs nothing; of another
-/// it costs two faults, and the second has the processors of all threads forget what the first found.
+/// Before a read, wine reads and writes back a byte of each page. For an existing page this costs nothing. For a
+/// missing page it costs two faults, and the second flushes the translation caches of all threads' processors.
 ///
 /// # Safety
-/// The `nbytes` bytes from `start` on are mapped for writing, zero, and no other code uses them meanwhile.
+/// The `nbytes` bytes from `start` on are mapped for writing, zero, and used by no other code during the call.
 pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
     for at in (0..nbytes).step_by(PAGE_NBYTES) {
         // SAFETY: `write_volatile` requires a byte that may be written: `at` is less than `nbytes`, and the caller promised

@@ -16,7 +16,7 @@ use crate::save::space;
 use crate::save::target::{self, find};
 use crate::watch::Watch;
 
-/// How often, and after what time, a briefly held lock is tried again.
+/// The number of attempts to take a briefly held lock, and the pause between them.
 const LOCK_TRIES: usize = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
@@ -48,8 +48,8 @@ impl Temp {
         Ok(temp)
     }
 
-    /// Open the journal of a file for `path` that another writer began, and lock it. `None` if there is no journal, or
-    /// others hold a lock that excludes `lock`.
+    /// Open the journal of a file for `path` that another writer created, and lock it. `None` if there is no journal,
+    /// or others hold a lock that excludes `lock`.
     pub(crate) fn journal_of(path: &Path, lock: Lock, watch: &dyn Watch) -> Result<Option<Locked>, Error> {
         let entry = find(path, watch)?;
         locked_journal(&entry, Opening::Journal, lock)
@@ -57,7 +57,8 @@ impl Temp {
             .map_err(|fault| fault.in_save(path, 0))
     }
 
-    /// Open the temporary file `name`, which another writer made. `None` if it is gone, or is no temporary file for `path`.
+    /// Open the temporary file `name`, which another writer created. `None` if it does not exist, or is not a temporary
+    /// file for `path`.
     pub(crate) fn join(
         path: &Path,
         name: &OsStr,
@@ -114,7 +115,7 @@ impl Temp {
         has_any_name(&journal).map_err(|fault| journal_fault(&self.path, fault))
     }
 
-    /// Without locks no process can find out whether another one is there.
+    /// Without locks no process can find out whether another one still runs.
     fn lock_fault(&self, source: io::Error) -> Error {
         of_step(step::OWNER, source).in_save(&self.path, self.nbytes)
     }
@@ -129,7 +130,7 @@ impl Temp {
     }
 }
 
-/// The error for `source`, which kept the journal for `path` from being read or written.
+/// Return the error for `source`, which prevented reading or writing the journal for `path`.
 pub(crate) fn journal_fault(path: &Path, source: io::Error) -> Error {
     of_step(step::JOURNAL, source).in_save(path, 0)
 }
@@ -155,8 +156,8 @@ fn locked_journal(entry: &DirectoryEntry, opening: Opening, lock: Lock) -> io::R
     Ok(lock_journal(&file, lock)?.then_some(file))
 }
 
-/// Lock the journal. Return false if others hold a lock that excludes this one, or if `file` has no name any more, since a
-/// save removed it before it was locked.
+/// Lock the journal. Return false if others hold a lock that excludes this one, or if `file` has no name any more
+/// because a save removed it before it was locked.
 fn lock_journal(file: &File, lock: Lock) -> io::Result<bool> {
     let tries = match lock {
         // An exclusive lock is held briefly.

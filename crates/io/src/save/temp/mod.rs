@@ -1,4 +1,4 @@
-//! The temporary file that is filled before it gets its name, by one process or several.
+//! The temporary file that one process or several fill before it is renamed.
 
 mod journal;
 mod names;
@@ -32,15 +32,15 @@ pub(crate) struct Temp {
     path: PathBuf,
     entry: Arc<DirectoryEntry>,
     options: SaveOptions,
-    /// Attributes of the file that is replaced.
+    /// The attributes of the file that is replaced.
     attributes: Option<Attributes>,
     file: Locked,
-    /// `None` for a file without a name, which vanishes when the process ends.
+    /// `None` for a file without a name, which disappears when the process ends.
     name: Option<OsString>,
     /// `None` for a file that one process fills.
     journal: Option<Locked>,
     nbytes: u64,
-    /// Whether the file stays when this is dropped.
+    /// Whether the file is kept when this is dropped.
     stays: AtomicBool,
 }
 
@@ -89,7 +89,7 @@ impl Temp {
         }
     }
 
-    /// Leave the file where it is when this is dropped: others may go on with it.
+    /// Keep the file when this is dropped: others may continue to fill it.
     pub(crate) fn keep(&self) {
         self.stays.store(true, Ordering::Relaxed);
     }
@@ -136,7 +136,7 @@ impl Temp {
         write_all_at(&self.file, bytes, position).map_err(|fault| self.write_fault(fault))
     }
 
-    /// The error for `source`, which kept a part of the file from being written.
+    /// Return the error for `source`, which prevented writing a part of the file.
     pub(crate) fn write_fault(&self, source: std::io::Error) -> Error {
         of_step(step::WRITE, source).in_save(&self.path, self.nbytes)
     }
@@ -214,7 +214,7 @@ impl Temp {
         Ok(())
     }
 
-    /// Remove the file, unless it has another name by now, and its journal.
+    /// Remove the file, unless it has been renamed, and its journal.
     pub(crate) fn discard(&self) {
         if let Some(name) = &self.name {
             names::remove_if(&self.entry, name, &self.file);
@@ -229,7 +229,7 @@ impl Temp {
     }
 }
 
-/// In the child of a fork the file is the parent's.
+/// In a child after a fork, the file belongs to the parent.
 impl Drop for Temp {
     fn drop(&mut self) {
         if !*self.stays.get_mut() && self.file.is_ours() {
@@ -269,7 +269,7 @@ mod tests {
         temp.publish(&Unwatched).unwrap();
         assert!(!temp.is_unnamed());
         assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
-        // It has lost the name that it is published from.
+        // The name from which it is published is gone.
         let gone = temp.publish(&Unwatched).unwrap_err();
         assert_ne!(gone.to_string(), target::is_there(&path).to_string());
         assert!(gone.to_string().contains("20 bytes"), "{gone}");

@@ -12,7 +12,7 @@ use crate::disk::{
 };
 
 const SUFFIX: &str = ".ingot-tmp";
-/// Of a file that was replaced, where it had to be moved out of the way first.
+/// The name of a replaced file that had to be moved away first.
 const OLD_SUFFIX: &str = ".ingot-old";
 const DIGITS: usize = 16;
 /// Bytes of the target's name in a temporary name. 80, so that the whole, with a hash of the rest, fits in the 143 bytes
@@ -21,11 +21,11 @@ const STEM: usize = 80;
 /// Numbers of temporary names that are tried. Each save takes the lowest free number, so that the next save finds abandoned
 /// files without listing the directory, which may have any number of files.
 const TRIES: u64 = 100;
-/// Numbers that each save looks up. Higher ones are looked up as long as each of them is there: as many saves to one target
-/// at once are rare.
+/// The numbers that each save looks up. Higher ones are looked up only if each of them exists: that many simultaneous
+/// saves to one target are rare.
 const LOOKED_UP: u64 = 8;
 
-/// A file in `directory` that has no name and never gets one. `target` is the file that is being saved.
+/// Create a file in `directory` that never gets a name. `target` is the file that is being saved.
 pub(in crate::save) fn scratch(directory: &Directory, target: &OsStr) -> io::Result<File> {
     if let Some(file) = directory.unnamed(Birth::Private) {
         return Ok(file);
@@ -71,7 +71,7 @@ fn remove_old(entry: &DirectoryEntry) {
     }
 }
 
-/// A name for the file that is being replaced.
+/// Return a name for the file that is being replaced.
 pub(super) fn free_old_name(entry: &DirectoryEntry) -> OsString {
     let mut names = (1..=TRIES).map(|number| numbered(&entry.name, number, OLD_SUFFIX));
     let free = names.find(|name| is_free(&entry.directory, name));
@@ -82,7 +82,7 @@ fn is_free(directory: &Directory, name: &OsStr) -> bool {
     matches!(directory.facts(name), Ok(None))
 }
 
-/// What is under a temporary name.
+/// The state of a temporary name.
 enum Left {
     Absent,
     /// A file that another process has locked.
@@ -106,7 +106,7 @@ fn remove_unlocked(directory: &Directory, name: &OsStr) -> Left {
         return Left::Behind;
     }
     match try_lock(&file, Lock::Exclusive) {
-        // It may have got the target's name meanwhile, and another save this one.
+        // It may have been renamed to the target, and another save may have this name now.
         Ok(true) if has_name(directory, name, &file) => drop(directory.remove(name)),
         Ok(false) => return Left::Held,
         _ => {}
@@ -170,7 +170,7 @@ pub(super) fn link(entry: &DirectoryEntry, file: &File) -> Result<OsString, Unli
 /// The names to try for a temporary file: `.{target}.{number}.ingot-tmp`.
 fn temp_names(target: &OsStr) -> impl Iterator<Item = OsString> {
     let several = (1..=TRIES).map(|number| numbered(target, number, SUFFIX));
-    // Where others take all of those away on purpose.
+    // For others that remove all such files on purpose.
     several.chain(std::iter::once_with(|| temp_name(target)))
 }
 

@@ -79,7 +79,7 @@ impl Temp {
     pub(crate) fn publish_first(&self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         let published = || -> Result<(), Error> {
             if self.options.durable {
-                // Before the hashes behind the bytes are cut off, since this takes the longest and may be interrupted.
+                // Before the hashes after the data are removed, since this takes the longest and may be interrupted.
                 flush(&self.file, watch)?;
             }
             self.file.set_len(nbytes).step(step::WRITE)?;
@@ -89,13 +89,13 @@ impl Temp {
     }
 }
 
-/// Open or make the file `name`, and lock it. `None` if another process has the lock.
+/// Open or create the file `name`, and lock it. `None` if another process has the lock.
 fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<Locked>> {
     for _ in 0..TRIES {
         let file = disk::open_or_make(&entry.directory, name, birth)?;
         if !disk::is_ours(&disk::facts(&file)?) {
             let name = name.to_string_lossy().into_owned();
-            let message = format!("{} is no file of this user's", ingot_format::Escaped(&name));
+            let message = format!("{} is not a file of this user", ingot_format::Escaped(&name));
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, message));
         }
         // Without locks, two processes may download into one file. The bytes are compared before it is renamed.
@@ -103,7 +103,7 @@ fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Opti
         if matches!(try_lock(&file, Lock::Exclusive), Ok(false)) {
             return Ok(None);
         }
-        // Whoever had the lock may have given it the name of the target.
+        // The process that had the lock may have renamed it to the target.
         if has_name(&entry.directory, name, &file) {
             return Ok(Some(file));
         }

@@ -10,24 +10,24 @@ use crate::disk::{self, file_system, write_all_at};
 
 /// Smaller files are as fast through the cache, which takes and flushes them.
 const WORTH_IT: u64 = 32 << 20;
-/// File systems that were tried. Others refuse direct writes, or accept them and copy all the same.
+/// File systems that were tested. Others refuse direct writes, or accept them and copy all the same.
 const FILE_SYSTEMS: [u32; 3] = [
     0xEF53,      /* ext4 */
     0x5846_5342, /* XFS */
     0x794C_7630, /* overlayfs */
 ];
 
-/// Positions, sizes and addresses are multiples of this: the largest block that disks have. Pages of memory are no smaller.
+/// The alignment of positions, sizes and addresses: the largest block of disks. Pages of memory are no smaller.
 const BLOCK: usize = 4096;
 
-/// A file that is open a second time, for writing without the page cache.
+/// A file that is opened a second time, for writing without the page cache.
 pub(super) struct DirectWriter {
     file: File,
     refused: AtomicBool,
 }
 
 impl DirectWriter {
-    /// Open `file` again. `None` where writing `nbytes` through the page cache is as good.
+    /// Open `file` again. `None` if writing `nbytes` through the page cache is as good.
     pub(super) fn open(file: &File, nbytes: u64) -> Option<DirectWriter> {
         let is_worth_it =
             nbytes >= WORTH_IT && file_system(file).is_some_and(|number| FILE_SYSTEMS.contains(&number));
@@ -55,13 +55,14 @@ impl DirectWriter {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
                     written += count;
-                    // The disk is about to be full, or the system went on without.
+                    // The disk is almost full, or the system continued without direct writes.
                     if count % BLOCK != 0 {
                         break;
                     }
                 }
                 Err(fault) if fault.kind() == io::ErrorKind::Interrupted => {}
-                // The blocks are larger than any known ones, or the file system changed its mind.
+                // The blocks are larger than any known ones, or the file system does not support direct writes any
+                // more.
                 Err(fault) if disk::refuses_direct(&fault) => self.refused.store(true, Ordering::Relaxed),
                 Err(fault) => return Err(fault),
             }

@@ -1,6 +1,6 @@
-//! Tests of what threads do, in the orders that the system happens to choose, or in those that shuttle does.
+//! Tests of threads, in the orders that happen to occur, or in orders that shuttle chooses.
 
-/// How often `test` runs where the system chooses.
+/// The number of runs of `test` if the system chooses the order.
 #[cfg(not(shuttle))]
 const TRIES: usize = 50;
 
