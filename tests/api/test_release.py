@@ -170,11 +170,16 @@ PLACEHOLDER = "FILL-IN"
 def test_check_release_names_templates_that_are_not_filled_in(tmp_path: Path) -> None:
     (tmp_path / "conda").mkdir()
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "ingot-tensors"\n')
+    (tmp_path / "README.md").write_text(
+        "![A](https://example.org/a.png) ![B](docs/b.svg) [a link](docs/c.md)\n"
+    )
     (tmp_path / "conda" / "recipe.yaml").write_text('context:\n  version: "1.1.0"\n')
     (tmp_path / "CITATION.cff").write_text(f"repository-code: {PLACEHOLDER}\nversion: 1.2.0\n")
     said = RELEASE.unfilled(tmp_path, "1.2.0")
+    assert "docs/b.svg" in said[1]
     assert [fault.partition(":")[0] for fault in said] == [
         "pyproject.toml has no [project.urls]",
+        "README.md",
         "CITATION.cff, line 1",
         "CODE_OF_CONDUCT.md is missing",
         ".github/CODEOWNERS is missing",
