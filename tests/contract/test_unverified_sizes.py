@@ -1,4 +1,4 @@
-"""Nothing is allocated from a size before a read has proved it.
+"""Nothing is allocated by a claimed size before a read has confirmed it.
 
 Servers, stores, open files, sparse files, indices and headers claim any size here. Each call ends with an
 error, or does work that is bounded, in a child process whose memory is limited.
@@ -134,7 +134,7 @@ def outcomes(folder: Path, rows: list[tuple[str, object, list[str]]]) -> list[tu
 
 
 def head_of(nbytes: int) -> bytes:
-    """The head of a file with one tensor, of so many bytes in all, that keeps a digest of it."""
+    """Return the head of a file with one tensor and its digest, for a file of this size."""
     size = nbytes - 1024
     digests = json.dumps({"algorithm": "blake3", "tensors": {"t": "00" * 32}})
     entry = {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}
@@ -143,7 +143,7 @@ def head_of(nbytes: int) -> bytes:
 
 
 def claiming(nbytes: int) -> Answer:
-    """Serve the head of a file that claims so many bytes, and none of the bytes after it."""
+    """Serve the head of a file that claims this size, and no bytes after the head."""
     head = head_of(nbytes)
 
     def answer(handler: Handler, request: Request) -> None:
@@ -170,7 +170,7 @@ def test_readers_survive_servers_that_claim_any_size(tmp_path: Path) -> None:
         found = outcomes(tmp_path, [("url", url, calls) for url in urls])
     sizes = [nbytes for nbytes in SIZES for _ in calls]
     for nbytes, (_, call, outcome) in zip(sizes, found, strict=True):
-        # The first bytes are there.
+        # The first bytes exist.
         is_there = call in ("open", "rows") and nbytes < MOST_NBYTES
         assert (outcome == "done") == is_there, (nbytes, call, outcome)
     assert not list(tmp_path.glob("*.safetensors"))
@@ -210,7 +210,7 @@ def test_readers_reject_objects_that_claim_an_impossible_size(tmp_path: Path, ki
     named = [size for size in NO_SIZES if not isinstance(size, bytes)]
     rows = [(kind, {"head": "", "size": "nan" if size != size else size}, ["open"]) for size in named]
     for row, (_, _, outcome) in zip(rows, outcomes(tmp_path, rows), strict=True):
-        # A size that is no number fails in the arithmetic of the file object.
+        # If the size is NaN, the arithmetic of the file object fails.
         expected = "read" if row[0] == "file" and row[1]["size"] == "7" else "impossible-size"
         assert outcome == f"StorageError {expected}", (row, outcome)
 

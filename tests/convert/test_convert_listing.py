@@ -183,11 +183,11 @@ MAKERS: tuple[Callable[[Array], str], ...] = (
     as_packed_arrows,
     as_parquet,
 )
-# Of this package, which the command opens itself; and those that only their framework writes, whose listing
-# is tested beside their conversion.
+# The formats of this package, which the command opens itself, and formats that only their framework writes:
+# their listing is tested beside their conversion.
 ELSEWHERE = {"safetensors", "bintensors", "tensorflow", "savedmodel"}
 SMALL = numpy.arange(1024, dtype=numpy.float32).reshape(64, 16)
-# 32 MiB that do not pack well.
+# 32 MiB that compress badly.
 LARGE = numpy.random.default_rng(0).integers(0, 1 << 30, (1024, 8192), numpy.uint32).view(numpy.float32)
 
 
@@ -329,7 +329,7 @@ def refusal(path: Path, data: bytes) -> str:
 
 
 def test_ls_rejects_an_onnx_length_past_its_message() -> None:
-    # The graph has one byte, the tag of a number whose own bytes stand after it.
+    # The graph has one byte, the tag of a number. The bytes of the number are after the end of the graph.
     Path("in.onnx").write_bytes(b"\x08\x08" + length_of(0x3A, b"\x08") + b"\x01")
     with pytest.raises(ingot.ConversionError, match="passes the end of its message"):
         listed("in.onnx")

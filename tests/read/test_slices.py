@@ -57,7 +57,7 @@ def indices(parts: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 def check(part: ingot._read.handle.TensorSlice, array: numpy.ndarray[Any, Any], index: Any) -> None:
-    """The same values in the same shape, or an `IndexError` from both."""
+    """Compare: both return the same values in the same shape, or both raise `IndexError`."""
     try:
         wanted = numpy.asarray(array[index])
     except IndexError:
@@ -110,7 +110,7 @@ def test_get_slice_of_a_mapping_is_a_view(
     if wanted.size:
         assert [part.strides[axis] for axis in longer] == [wanted.strides[axis] for axis in longer]
         assert numpy.shares_memory(whole, part)
-        # Also writes, which do not reach the file.
+        # Mapped tensors include writes, which do not reach the file.
         part[...] = -1
         wanted = array_of(shape)
         wanted[index] = -1
@@ -151,10 +151,11 @@ def test_get_slice_of_torch_equals_torch(path: Path, shape: tuple[int, ...], ind
     try:
         wanted = tensor[index]
     except (IndexError, RuntimeError, TypeError):
-        # torch refuses more than NumPy does, such as `x[:]` of a scalar; where it answers, we agree with it.
+        # torch refuses more than NumPy, such as `x[:]` of a scalar. Where torch returns a result, ingot
+        # returns the same.
         return
     if isinstance(index, tuple) and sum(part is ... for part in index) > 1:
-        # Which NumPy refuses, and so do we.
+        # NumPy and ingot refuse this.
         return
     if not wanted.numel():
         # If the result is empty, torch does not check the indices in a list; NumPy and ingot do.
@@ -173,7 +174,7 @@ listed: st.SearchStrategy[Any] = st.lists(places, max_size=4) | st.builds(range,
 
 
 def written_out(part: Any) -> Any:
-    """The same index for NumPy, which reads a list of ranges otherwise."""
+    """Return the same index for NumPy, for which a list of ranges has another meaning."""
     if isinstance(part, tuple):
         return tuple(map(written_out, part))
     if isinstance(part, range):
@@ -227,7 +228,7 @@ def test_get_slice_with_a_list_returns_stored_values(
     written: dict[int, tuple[Any, Any]], rows: int, first: list[int], some: list[Any], rest: list[Any]
 ) -> None:
     file, array = written[rows]
-    # For many rows, as many places.
+    # Many rows, at as many positions of the file.
     index = (*first, some * (rows // 4), *rest)
     try:
         wanted = numpy.asarray(array[written_out(index)])
@@ -296,7 +297,7 @@ needs_f4 = pytest.mark.skipif(
 
 
 class TestF4:
-    """Two elements to a byte: `get_shape` counts elements, and so do indices."""
+    """If two elements share a byte, `get_shape` and indices count elements."""
 
     @pytest.fixture
     def path(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Identities for Azure: the identity that obstore uses with the same configuration, and never another."""
+"""Identities for Azure: ingot uses the same identity as obstore with the same configuration."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def setup(
     pair: tuple[bytes, bytes],
 ) -> Iterator[Setup]:
     pytest.importorskip("azure.identity", reason="azure-identity is not installed")
-    # A machine's service is given minutes to begin.
+    # The service of a machine may take minutes to start.
     monkeypatch.setattr("azure.core.pipeline.policies.RetryPolicy.sleep", lambda *arguments: None)
     cert = certificate(tmp_path)
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(cert.path))
     with running() as cloud, serving(cloud.answer, tls=cert.context) as authority:
         cloud.private, cloud.public = pair
-        # azure-identity asks an authority over TLS only.
+        # azure-identity requests tokens only over TLS.
         cloud.authority = authority
         monkeypatch.setenv("AZURE_AUTHORITY_HOST", authority.url("", "https"))
         yield Setup(cloud, tmp_path, monkeypatch)
@@ -120,7 +120,7 @@ def test_azure_app_service_is_asked(setup: Setup) -> None:
 def signed_query(setup: Setup) -> str:
     import obstore
 
-    # As for an emulator, with the account in the path: the signed text starts with it.
+    # The account is in the path, as in an emulator: the signed text starts with it.
     store = setup.store(account_key=SECRET, endpoint=setup.cloud.url("/me"))
     return urlsplit(obstore.sign(store, "GET", "b", timedelta(hours=1))).query
 

@@ -1,4 +1,4 @@
-// Headers read from servers, good ones and hostile ones. N1 to N19 are the threats that a reader of headers can meet.
+// Headers read from correct and from hostile servers. N1 to N19 are the threats to a reader of headers.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -18,7 +18,7 @@ function longFile(nbytes = 200_000) {
   return fileOf(`{"__metadata__":{"k":"${"v".repeat(nbytes)}"}}`);
 }
 
-/** How reading from a server that answers with `handle` fails. */
+/** Returns the error of reading from a server that answers with `handle`. */
 async function refusal(t, handle, options = {}) {
   const server = await serve(t, handle);
   const error = await errorOf(() => readHeader(`${server.url}/m.safetensors?token=secret`, { retries: 0, ...options }));
@@ -27,7 +27,7 @@ async function refusal(t, handle, options = {}) {
   return { error, ...server };
 }
 
-// --- As it should be ---
+// --- Correct servers ---
 
 test("a short header takes one request", async (t) => {
   const file = new Uint8Array([...SMALL]);
@@ -144,7 +144,10 @@ test("N2: other protocols are refused", async (t) => {
   assert.equal(error.code, "redirect-refused");
 });
 
-/** A `fetch` that sends `from` to `to` and has a file there. Hosts that no test may ask are played by it. */
+/**
+ * A `fetch` that redirects the first request to `to` and answers later ones with a file. It replaces hosts that tests
+ * must not contact.
+ */
 function redirecting(to, asked = []) {
   return async (url) => {
     asked.push(url);
@@ -310,7 +313,7 @@ test("N7: a body that breaks off is asked for again, and then an error", async (
   const cut = (_, response) => {
     const range = `bytes 0-${SMALL.length - 1}/${SMALL.length}`;
     response.writeHead(206, { "content-range": range, "content-length": SMALL.length });
-    // The end of the connection comes after the bytes, and not in their place.
+    // The connection ends after the bytes, not instead of them.
     response.write(SMALL.subarray(0, 9), () => response.socket.end());
   };
   const server = await serve(t, (request, response, count) => {
@@ -381,7 +384,7 @@ test("N9: parts of two versions are never put together", async (t) => {
   assert.ok(await readHeader(`${server.url}/m`), "a server need not have versions");
 });
 
-// --- N10 to N12: time, sizes, patience ---
+// --- N10 to N12: time and sizes ---
 
 test("N10: a server that says nothing, or goes on slowly, is left after the time that is allowed", async (t) => {
   const silent = await refusal(t, () => {}, { timeout: 100 });

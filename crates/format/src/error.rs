@@ -521,7 +521,7 @@ impl fmt::Display for FormatError {
             #[cfg(feature = "std")]
             FormatError::IoError(source) => write!(f, "{source}"),
             FormatError::OtherFormat { expected, found } => {
-                write!(f, "not the format asked for: expected {expected}, found {found}")
+                write!(f, "not the requested format: expected {expected}, found {found}")
             }
             FormatError::TensorNotFound(_) => f.write_str("there is no such tensor"),
             FormatError::InvalidTensorView(dtype, shape, found) => {

@@ -17,9 +17,9 @@ use crate::raw::{PREFIX_NBYTES, RawHeader, broken_range};
 use crate::salvage::sound;
 use crate::sniff::Foreign;
 
-/// The header of a file, proven: the entries cover the data section exactly, in file order, without hole or overlap;
-/// every size is shape times dtype; every name is unique. No later code checks again. With [`Leniency::Salvage`] there
-/// may be bytes that belong to no entry; the rest holds.
+/// The header of a file after all checks: the entries cover the data section exactly, in file order, without hole or
+/// overlap; every size is shape times dtype; every name is unique. Later code relies on this. With
+/// [`Leniency::Salvage`] there may be bytes that belong to no entry; everything else is still true.
 ///
 /// Names and shapes are stored back to back in two arenas, so that a header costs a few allocations instead of several
 /// per tensor, and less than twice its own bytes.

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(fault.code(), "other-format");
         assert_eq!(
             fault.to_string(),
-            "not the format asked for: expected safetensors, found bintensors"
+            "not the requested format: expected safetensors, found bintensors"
         );
         assert_eq!(BinTensors::deserialize(&json).unwrap_err().code(), "other-format");
     }

@@ -62,7 +62,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
     Ok(())
 }
 
-/// All facts about a selection of any size stay within the tensor.
+/// Checks that the sizes and the ranges of a selection fit the tensor.
 fn within(selection: &Selection, dtype: Dtype, shape: &[u64]) {
     const LOOKED_AT: usize = 1000;
     let whole = match nbytes(dtype, shape) {

@@ -90,7 +90,8 @@ pub struct CheckpointOptions {
     /// modification are not read again.
     #[doc(hidden)]
     pub headers: ShardHeaders,
-    /// Whether a single file may be closed and opened again between reads, as shards are, since the caller opens many.
+    /// Whether even a single file may be closed between reads and opened again, like a shard: for callers that open
+    /// many.
     #[doc(hidden)]
     pub is_one_of_many: bool,
 }
@@ -229,9 +230,9 @@ pub enum Replace {
     /// during the copy that follows, the file holds a mix of old and new bytes; two saves at once have the same effect.
     /// Processes that have the old file mapped see it change.
     InPlace,
-    /// Not at all: an existing file is an error, also if it was created while the new file was written. On a file system that
-    /// has neither links nor renames that replace nothing, a file that was created in the last moment is replaced. Pipes and
-    /// devices are written to.
+    /// Not at all: an existing file is an error, also if it was created while the new file was written. If the file
+    /// system has neither links nor renames that keep an existing file, a file created just before the rename is
+    /// replaced. Pipes and devices are written to.
     Nothing,
 }
 

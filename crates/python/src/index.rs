@@ -14,7 +14,7 @@ fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     }
 }
 
-/// Return the index of the tensor `name`, which the error for a wrong type names.
+/// Return the index of the tensor `name`. The name is only for the error about a wrong type.
 pub(crate) fn of_tensor(name: &str, index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     parts(index).map_err(|fault| {
         let py = index.py();

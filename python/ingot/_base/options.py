@@ -103,7 +103,7 @@ class Saving(NamedTuple):
 
     @classmethod
     def of(cls, function: Callable[..., Any], given: Mapping[str, Any]) -> Saving:
-        """Return the options among the arguments of `function`, as for `checked`, or else its defaults."""
+        """Return the options among the arguments of `function`, checked as in `checked`, or its defaults."""
         return cls.among(function, checked(function, given))
 
     @classmethod
@@ -227,7 +227,7 @@ _OF_TYPES: dict[str, Callable[[Any], Any]] = {
 
 
 def _check_of(function: Any, name: str) -> Callable[[Any], Any] | None:
-    """Return the check of an option: its own, or else the one of its annotation. None without one."""
+    """Return the check of an option: its own, otherwise the check of its annotation, otherwise None."""
     if name in _CHECKED:
         return _CHECKED[name]
     shown: Any = getattr(function, "__signature__", None)
@@ -313,7 +313,7 @@ def takes(
     """
 
     def shows(function: Function) -> Function:
-        # Imported here: frameworks have imported it, and the rest of this package does without.
+        # Imported here: frameworks import it anyway, and the rest of this package does not need it.
         from inspect import Parameter, cleandoc, signature
 
         shown = signature(function)

@@ -80,7 +80,7 @@ class RepoMetadata(Report):
     files_metadata: dict[str, FileMetadata] = field(repr=False)
     #: The number of parameters by dtype, over all files.
     parameter_count: dict[str, int]
-    #: Over all dtypes. If the metadata has a lower ``total_parameters``, that.
+    #: Over all dtypes: the count, or the ``total_parameters`` of the metadata if that is lower.
     parameter_total: int
 
     @classmethod
@@ -352,7 +352,7 @@ def config_beside(
         try:
             return ConfigFile(*fetch_beside(path, CONFIG, CONFIG_NBYTES, storage_options, progress=progress))
         except (FileNotFoundError, PermissionError):
-            # Stores that do not allow listing answer this if the file does not exist.
+            # Stores that do not allow listing answer with this status if the file does not exist.
             return None
     path = os.path.join(os.path.dirname(path), CONFIG)
     try:

@@ -126,7 +126,7 @@ def load(
 
 def _in_order(out: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """Return `out` in the order of `names`, which include all of its names."""
-    # Nearly always it is. Names are compared faster than they are looked up.
+    # The order is nearly always right already, and comparing names is faster than looking them up.
     if [*out] == [*names]:
         return dict(out)
     chosen = names if len(out) == len(names) else list(filter(out.__contains__, names))
@@ -198,7 +198,7 @@ def tensors(
     checkpoint: Checkpoint, names: Iterable[str] | None, wrap: Wrap, move: Moving, reads: Reads = PLAIN
 ) -> dict[str, Any]:
     """Return the tensors of these names, or all, on the device of `move`."""
-    # The usual answer first: programs load thousands of small files.
+    # The usual case first: programs load thousands of small files.
     if move is None:
         return _whole(checkpoint, names, wrap, reads)
     names = settled(checkpoint, names, move)
@@ -328,7 +328,7 @@ def indexed(checkpoint: Checkpoint, name: str, tensor: Any, index: Any, at: Call
 
 
 def _spelled(checkpoint: Checkpoint, name: str, part: Any) -> Any:
-    """Return an index for a framework, which would expand a range before it checks the shape."""
+    """Check an index, and return it for a framework: that would expand a range before checking the shape."""
     if isinstance(part, range):
         shape = checkpoint.info(name).shape
         # A dimension of an empty tensor may have any size.

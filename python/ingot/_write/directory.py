@@ -197,7 +197,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _is_there(path: str, descriptor: int) -> bool:
-    """Return whether the file has its name: the save before this one removes it while others wait for it."""
+    """Return whether the path still names the open file. A save removes it while others wait for the lock."""
     with suppress(OSError):
         return os.path.samestat(os.stat(path), os.fstat(descriptor))
     return False
@@ -230,7 +230,7 @@ def _release(path: str, key: str) -> None:
     finally:
         _unlock(descriptor)
     if sys.platform == "win32":
-        # Not if another save has opened the file in the meantime.
+        # The file stays if another save has opened it in the meantime.
         with suppress(OSError):
             os.remove(path)
 

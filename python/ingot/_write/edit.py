@@ -76,30 +76,30 @@ def update_metadata(
     -----
     The file is changed in place if the new metadata fits into the header's free space (``reserve_header`` of
     `save_file`, the spaces that an earlier change left, or the spaces at the end of a header) and all changed
-    bytes are in one 4096-byte page of the file. One write then changes them, which the system copies at once.
-    A file with other hard links, or in the Hugging Face cache, is never changed in place. The consequences:
+    bytes are in one 4096-byte page of the file. One write then changes them, and the system copies it as a
+    whole. A file with other hard links, or in the Hugging Face cache, is never changed in place. The
+    consequences:
 
     - A process that is killed, at any moment, leaves the old file or the new one.
-    - A reader that reads the header before or after the write sees the old or the new metadata, whole. One
-      that reads it in the very microsecond in which it is copied may see some old and some new bytes, on
-      file systems that do not lock reads against writes (ext4, tmpfs; XFS does): a value that is part old,
-      part new, or a header that is refused. That came to 2 of 28,000 reads beside a process that did nothing
-      but edit. Names, shapes and data are never in question. ``atomic=True`` avoids it.
+    - A reader that reads the header before or after the write sees all of the old or of the new metadata.
+      During the microsecond of the copy, some file systems (ext4, tmpfs, not XFS) let a reader see some old
+      and some new bytes: a value that is part old, part new, or a header that is refused. This happened in 2
+      of 28,000 reads while another process edited without pause. Names, shapes and data are never affected.
+      ``atomic=True`` avoids it.
     - Loss of power leaves the old or the new page if the disk writes blocks of 4096 bytes as a whole, as
       those with physical sectors of that size do. ``atomic=True`` does not depend on it.
-    - Handles that were open before notice, by the time of modification, that the file was written to, and
-      raise `StorageError` (``code`` is ``"changed"``) when they are asked for tensors; tensors that were
-      taken from them remain good.
+    - Handles that were open before detect the write by the time of modification, and then raise
+      `StorageError` (``code`` is ``"changed"``) for tensors. Tensors that were loaded before stay valid.
 
-    Otherwise a new file is made beside the old one and renamed over it, with all that `save_file` promises:
-    mode, owner and symlinks are kept, readers see the old file or the new one, whole, at any moment. The
-    data is shared with the old file where the file system can (reflinks on XFS and Btrfs), else it is copied
-    by the kernel.
+    Otherwise a new file is written beside the old one and renamed over it, with the guarantees of
+    `save_file`: mode, owner and symlinks are kept, and readers see all of the old file or all of the new one.
+    The files share their data if the file system can (reflinks on XFS and Btrfs); otherwise the kernel copies
+    it.
 
     Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``)
     are removed, since the change breaks them, unless `set` has them or nothing else changes.
 
-    Changes at the same time, in any number of processes, wait for one another (``flock``), and none is lost.
+    Concurrent changes, in any number of processes, wait for each other (``flock``), and none is lost.
 
     Examples
     --------

@@ -92,7 +92,7 @@ def mover(framework: str, device: Any) -> moves.Move | None:
 class _Lent:
     """The adapter of a framework, imported for the first tensor: a file can be listed without the framework.
 
-    `__getattr__` imports it, which Python calls for empty slots only. So later uses cost nothing.
+    Python calls `__getattr__`, which imports it, only while the slot is empty. So later uses cost nothing.
     """
 
     __slots__ = ()
@@ -306,7 +306,10 @@ class safe_open(_Lent, ingot.safe_open[Any]):
 
 
 class _safe_open_handle(safe_open):
-    """Open a file object as `safe_open`: reads the open file, even if its name belongs to another by now."""
+    """Open a file object like `safe_open`.
+
+    It reads the open file, even if the file's name now belongs to another file.
+    """
 
     __slots__ = ()
 

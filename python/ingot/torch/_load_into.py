@@ -53,9 +53,9 @@ def load_into(
         parts and sends nothing. ``"auto"`` is False if no tensor is a DTensor or there is only one rank.
         Otherwise it is ``"job"`` for sources on a network (a URL, an object, a network file system) and more
         than one node; else each rank reads for itself, since ranks of a machine share its page cache. Unless
-        it is False, or ``"auto"`` without DTensors, all ranks of `process_group` must call this. Ranks that
-        read for themselves without a DTensor, or with False, do not compare the files they opened: if a save
-        replaces the files during the call, they may load different versions.
+        it is False, or ``"auto"`` without DTensors, all ranks of `process_group` must call this. With False,
+        or without DTensors, ranks do not compare the files that they open: if a save replaces the files
+        during the call, ranks may load different versions.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together. By default all.
     **options

@@ -1,9 +1,9 @@
-//! What crosses between a slot of the ring and a device.
+//! Copies between a slot of the ring and a device.
 
 use std::ops::Range;
 
-/// Bytes of a slot, and the memory of a device that they go to or come from. [`DeviceDest`](super::DeviceDest) and
-/// [`DeviceBytes`](super::DeviceBytes) make them, which were promised that memory.
+/// A range of a slot, and the memory of a device that it is copied to or from. [`DeviceDest`](super::DeviceDest) and
+/// [`DeviceBytes`](super::DeviceBytes) make copies; their constructors require that memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub(super) begin: usize,

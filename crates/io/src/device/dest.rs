@@ -8,26 +8,27 @@ use ingot_format::{to_u64, to_usize};
 use super::Device;
 use super::copy::Copy;
 
-/// Memory of a device that stays allocated for `'a`, and that only the holder fills.
+/// Memory of a device that stays allocated for `'a`, and that only its holder fills.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceDest<'a> {
     pub(crate) device: &'a Device,
     pub(crate) address: u64,
     len: usize,
-    /// The block of fresh memory that it is a part of: gaps between two parts of one block may be written to as well.
+    /// The block of fresh memory that contains it: gaps between two parts of one block may be written to as well.
     pub(crate) block: Option<usize>,
     owner: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> DeviceDest<'a> {
-    /// `len` bytes from `address` on, of the caller's or of a fresh block.
+    /// `len` bytes at `address`, in memory of the caller or in a fresh block.
     ///
     /// # Safety
-    /// - They are allocated on `device` until all bytes that were sent to them have arrived: at the latest after
-    ///   [`Device::finish`].
-    /// - Nobody else uses them for `'a`, but in the order of a stream that the device's copies wait for
-    ///   ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and that waits for them ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. Of a
-    ///   fresh block this holds for every byte.
+    /// - They stay allocated on `device` until all bytes that were sent to them have arrived: at the latest after
+    /// [`Device::finish`].
+    /// - For `'a`, other code uses them only in the order of a stream. The device's copies wait for this stream
+    /// ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and it waits for
+    /// the copies ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. In a fresh block this is
+    /// true of every byte.
     pub(crate) unsafe fn new(
         device: &'a Device,
         address: u64,
@@ -47,12 +48,12 @@ impl<'a> DeviceDest<'a> {
         self.len
     }
 
-    /// Where the last byte ends.
+    /// The address after the last byte.
     pub(crate) fn end(&self) -> u64 {
         self.address + to_u64(self.len)
     }
 
-    /// The same with more bytes, which the caller of `new` promised.
+    /// Returns the same memory with more bytes, which the contract of `new` includes.
     pub(crate) fn reaching(self, end: u64) -> DeviceDest<'a> {
         let len = end.checked_sub(self.address).and_then(to_usize);
         DeviceDest {
@@ -61,7 +62,7 @@ impl<'a> DeviceDest<'a> {
         }
     }
 
-    /// All of it, from the bytes of a slot that begin there.
+    /// Returns the copy to all of it, from position `at` of a slot.
     pub(crate) fn copied_from(&self, begin: usize) -> Copy {
         Copy {
             begin,
@@ -70,7 +71,7 @@ impl<'a> DeviceDest<'a> {
         }
     }
 
-    /// The first `at` bytes, or all where there are no more, and the rest.
+    /// Splits it after `at` bytes, or at its end if it is shorter.
     pub(crate) fn split_at(self, at: usize) -> (DeviceDest<'a>, DeviceDest<'a>) {
         let at = at.min(self.len);
         let part = |address, len| DeviceDest { address, len, ..self };

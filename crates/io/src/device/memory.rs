@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use ingot_format::to_u64;
 
-/// Memory of a device, which stays allocated as long as the region.
+/// Memory of a device, which stays allocated as long as the region exists.
 #[derive(Clone)]
 pub struct DeviceRegion {
     ordinal: i32,
@@ -17,10 +17,10 @@ pub struct DeviceRegion {
 }
 
 impl DeviceRegion {
-    /// `nbytes` bytes from `address` on, of the device with this number.
+    /// `nbytes` bytes at `address` on the device with this number.
     ///
     /// # Safety
-    /// They are allocated on that device, and no other code uses them, until the last clone of `owner` is dropped.
+    /// They stay allocated on that device, and no other code uses them, until the last clone of `owner` is dropped.
     pub unsafe fn new(
         ordinal: i32,
         address: u64,
@@ -35,7 +35,7 @@ impl DeviceRegion {
         }
     }
 
-    /// `nbytes` bytes from `at` on, cut at the end.
+    /// `nbytes` bytes at `at`, cut at the end.
     pub(crate) fn part(&self, at: usize, nbytes: usize) -> DeviceRegion {
         let at = at.min(self.nbytes);
         DeviceRegion {

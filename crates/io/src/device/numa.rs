@@ -1,4 +1,4 @@
-//! The node of the host's memory that is near a device: copies from another one take up to twice as long.
+//! The node of the host's memory that is near a device: copies from another node take up to twice as long.
 
 #[cfg(target_os = "linux")]
 pub(super) use linux::near;
@@ -29,7 +29,7 @@ mod linux {
     }
 
     impl Moved {
-        /// `None` where the thread stays as it is.
+        /// `None` if the thread was not bound.
         fn to(node: u32) -> Option<Moved> {
             let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
             let before = sched_getaffinity(None).ok()?;
@@ -47,12 +47,12 @@ mod linux {
 
     impl Drop for Moved {
         fn drop(&mut self) {
-            // What was allowed before is allowed again, unless a container has shrunk meanwhile.
+            // Allow the earlier processors again, unless a container has lost some of them.
             let _ = sched_setaffinity(None, &self.before);
         }
     }
 
-    /// The numbers in a list such as `0-3,8`.
+    /// Parses the numbers in a list such as `0-3,8`.
     fn ranges(list: &str) -> Option<Vec<RangeInclusive<usize>>> {
         let range = |part: &str| {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -80,7 +80,7 @@ mod linux {
         fn a_thread_is_moved_for_the_work_alone() {
             let before = sched_getaffinity(None).unwrap();
             let on_node = |node| near(Some(node), || sched_getaffinity(None).unwrap());
-            // Of a machine with one node, all are near.
+            // On a machine with one node, all are near.
             for node in [0, 1, 4_000_000] {
                 let meanwhile = on_node(node);
                 assert!(meanwhile.count() > 0);

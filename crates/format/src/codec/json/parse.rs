@@ -151,8 +151,8 @@ fn item(cursor: &mut Cursor<'_>, raw: &mut RawHeader) -> Option<Expected> {
 }
 
 /// Reserves the memory that a header of `header_nbytes` usually needs, so that growing does not copy it repeatedly.
-/// Reserved memory that is never written to occupies no pages, and the shares are such that even a header in which all
-/// but one of them are small takes less than twice its size.
+/// Reserved memory that is never written to occupies no pages. The reserved sizes are chosen so that a header takes
+/// less than twice its size even if one of the three vectors grows and the others stay small.
 fn reserve(raw: &mut RawHeader, header_nbytes: usize) {
     const USUAL_ENTRY_NBYTES: usize = 100;
     let count = header_nbytes / USUAL_ENTRY_NBYTES + 1;
