@@ -158,7 +158,7 @@ impl fmt::Debug for Digest {
 /// use ingot_io::{Algorithm, Unequal};
 ///
 /// let algorithm = Algorithm::Xxh3;
-/// let (expected, found) = (algorithm.digest(b"abc"), algorithm.digest(b"abd"));
+/// let (expected, found) = (algorithm.digest(b"abc"), algorithm.digest(b"abe"));
 /// let unequal = Unequal { algorithm, expected, found };
 /// assert_eq!(unequal.to_string(), format!("expected xxh3 {expected}, found {found}"));
 /// ```
