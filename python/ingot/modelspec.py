@@ -267,7 +267,7 @@ def validate(
     Examples
     --------
     >>> print(ingot.modelspec.validate("model.safetensors")[0])
-    error: modelspec.sai_model_spec: is missing: the file says nothing of itself
+    error: modelspec.sai_model_spec: is missing: the file has no ModelSpec
     """
     how = Loading.among(checked(validate, options))
     source = argument(validate, "source", source, _known)
