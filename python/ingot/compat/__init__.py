@@ -19,9 +19,9 @@ For every process of a program, including its children, put one line into a file
     import os; os.environ.get("INGOT_COMPAT") == "1" and __import__("ingot.compat").compat.install()
 
 Python runs it when it starts. Without ``INGOT_COMPAT=1`` in the environment, it costs one lookup in a dict.
-
-No other part of the package uses this one.
 """
+
+# No other part of the package uses this one.
 
 from __future__ import annotations
 

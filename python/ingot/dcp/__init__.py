@@ -4,9 +4,9 @@
 >>> state = {"wte": torch.zeros(8, 4)}
 >>> dcp.load(state, storage_reader=ingot.dcp.Reader("model.safetensors"))
 >>> saved = dcp.save(state, storage_writer=ingot.dcp.Writer("checkpoint"))
-
-No other part of the package uses it.
 """
+
+# No other part of the package uses it.
 
 from __future__ import annotations
 

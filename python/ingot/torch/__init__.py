@@ -5,9 +5,9 @@
 >>> save_file({"weight": torch.ones(4, 3)}, "weights.safetensors")
 >>> load_file("weights.safetensors")["weight"].shape
 torch.Size([4, 3])
-
-`ingot.dcp`, `ingot.engines` and `ingot.compat` use it; no other part of the package does.
 """
+
+# `ingot.dcp`, `ingot.engines` and `ingot.compat` use it; no other part of the package does.
 
 from __future__ import annotations
 
