@@ -76,8 +76,8 @@ def _chart(title: str, rows: dict, shape: Shape, y: int) -> tuple[list[str], int
         if shape.label:
             parts.append(_text(begin - 8, y + 13, side, 12, anchor="end"))
         else:
-            parts.append(_text(begin, y, side, 12))
-        bar = y if shape.label else y + 5
+            parts.append(_text(begin, y + 8, side, 12))
+        bar = y if shape.label else y + 13
         parts.append(f'<rect x="{begin}" y="{bar}" width="{width:.1f}" height="{BAR}" fill="{colour}"/>')
         figure = f"{row['seconds']:.3g} s" + ("" if side == "ingot" else f", {row['ratio']:.2g}×")
         parts.append(_text(begin + width + 6, bar + 13, figure, 12))
