@@ -19,8 +19,6 @@ from support.public_api import MODULES, imported, public_api
 WITHOUT_OPTIONS = ("ingot.compat", "ingot.compat.bintensors")
 #: The modules that import torch.
 OF_TORCH = ("ingot.torch", "ingot.dcp", "ingot.engines.lightning")
-#: Classes whose docstrings are in Rust.
-NATIVE = (ingot.TensorInfo,)
 
 
 def documented() -> dict[str, Any]:
@@ -34,7 +32,7 @@ def documented() -> dict[str, Any]:
         for name in loaded.__all__:
             value = getattr(loaded, name)
             # The options page documents dicts of options, and the page of errors exceptions.
-            if inspect.isclass(value) and not issubclass(value, (dict, Exception)) and value not in NATIVE:
+            if inspect.isclass(value) and not issubclass(value, (dict, Exception)):
                 found[f"{module}.{name}"] = value
     return found
 
