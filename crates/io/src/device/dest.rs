@@ -24,11 +24,11 @@ impl<'a> DeviceDest<'a> {
     ///
     /// # Safety
     /// - They stay allocated on `device` until all bytes that were sent to them have arrived: at the latest after
-    /// [`Device::finish`].
+    ///   [`Device::finish`].
     /// - For `'a`, other code uses them only in the order of a stream. The device's copies wait for this stream
-    /// ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and it waits for
-    /// the copies ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. In a fresh block this is
-    /// true of every byte.
+    ///   ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and it waits for
+    ///   the copies ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. In a fresh block this is
+    ///   true of every byte.
     pub(crate) unsafe fn new(
         device: &'a Device,
         address: u64,

@@ -96,7 +96,7 @@ macro_rules! calls {
                 /// # Safety
                 /// The function's own conditions.
                 unsafe fn $name(&self, $($argument: $type),*) -> Result<(), DeviceFault> {
-                    // SAFETY: the contract above.
+                    // SAFETY: this function's contract has the same conditions.
                     let code = unsafe { (self.$name)($($argument),*) };
                     self.check($symbol, code)
                 }
@@ -147,12 +147,12 @@ impl Calls {
     /// Return the text of one of the two functions for a code.
     fn words(&self, of: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int, code: c_int) -> String {
         let mut words = ptr::null();
-        // SAFETY: both ask for a place for a pointer.
+        // SAFETY: both require memory for a pointer.
         let found = unsafe { of(code, &raw mut words) };
         if found != SUCCESS || words.is_null() {
             return "an unknown error".to_owned();
         }
-        // SAFETY: `from_ptr` requires a string that ends with a zero: the driver's own, which it keeps for good.
+        // SAFETY: `from_ptr` requires a string that ends with a zero: the driver's own, which it never frees.
         let words = unsafe { CStr::from_ptr(words) };
         words.to_string_lossy().into_owned()
     }
@@ -180,7 +180,7 @@ pub(super) fn refuse_child() -> Result<(), DeviceFault> {
 #[derive(Debug)]
 pub(crate) struct Driver {
     calls: Calls,
-    /// Keeps the functions.
+    /// Keeps the functions loaded.
     _library: Library,
 }
 
@@ -231,7 +231,7 @@ impl Driver {
     /// Set the capture mode of this thread, and return the mode before.
     fn exchange_mode(&self, mode: c_int) -> Result<c_int, DeviceFault> {
         let mut mode = mode;
-        // SAFETY: requires a mode of the driver that can be replaced.
+        // SAFETY: requires a valid mode in writable memory.
         unsafe { self.calls.exchange_mode(&raw mut mode) }?;
         Ok(mode)
     }
@@ -239,10 +239,10 @@ impl Driver {
     /// The primary context of a device, which frameworks use too. One that is retained is released once.
     pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
         let mut device = 0;
-        // SAFETY: requires a place for the answer.
+        // SAFETY: requires memory for the result.
         unsafe { self.calls.device(&raw mut device, ordinal) }?;
         let mut context = ptr::null_mut();
-        // SAFETY: requires a place for the answer, and a device, which the call above gave.
+        // SAFETY: requires memory for the result, and the device that the call above returned.
         unsafe { self.calls.retain(&raw mut context, device) }?;
         Ok((device, Context(context)))
     }
@@ -250,13 +250,13 @@ impl Driver {
     /// Return an attribute of a device. Drivers refuse attributes that they do not know.
     pub(crate) fn attribute(&self, device: c_int, attribute: c_int) -> Result<c_int, DeviceFault> {
         let mut value = 0;
-        // SAFETY: requires a place for the answer, and a device, which `retain` gave.
+        // SAFETY: requires memory for the result, and the device that `retain` returned.
         unsafe { self.calls.attribute(&raw mut value, attribute, device) }?;
         Ok(value)
     }
 
     pub(crate) fn release(&self, device: c_int) -> Result<(), DeviceFault> {
-        // SAFETY: requires a device whose primary context was retained: the caller's.
+        // SAFETY: requires a device whose primary context the caller has retained.
         unsafe { self.calls.release(device) }
     }
 
@@ -276,7 +276,7 @@ impl Driver {
         work: impl FnOnce() -> Result<R, DeviceFault>,
     ) -> Result<R, DeviceFault> {
         let mut before = ptr::null_mut();
-        // SAFETY: requires a place for the answer.
+        // SAFETY: requires memory for the result.
         unsafe { self.calls.current(&raw mut before) }?;
         if before == context.0 {
             return work();
@@ -297,7 +297,7 @@ impl Driver {
     /// Memory that devices copy from and to while the processor does other things.
     pub(crate) fn allocate(&self, nbytes: usize) -> Result<*mut u8, DeviceFault> {
         let mut start = ptr::null_mut();
-        // SAFETY: requires a place for the result, and a current context, which does not matter here.
+        // SAFETY: requires memory for the result, and a current context; any context will do.
         unsafe { self.calls.allocate(&raw mut start, nbytes, PORTABLE) }?;
         Ok(start.cast())
     }
@@ -307,13 +307,13 @@ impl Driver {
     /// # Safety
     /// Nobody uses the memory any more, no copy either.
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
-        // SAFETY: requires memory of `cuMemHostAlloc` that no code uses: the contract above.
+        // SAFETY: requires memory of `cuMemHostAlloc` that no code uses, which this function's contract guarantees.
         unsafe { self.calls.free(start.cast()) }
     }
 
     pub(crate) fn create_stream(&self) -> Result<Stream, DeviceFault> {
         let mut stream = ptr::null_mut();
-        // SAFETY: requires a place for the answer.
+        // SAFETY: requires memory for the result.
         unsafe { self.calls.create_stream(&raw mut stream, NON_BLOCKING) }?;
         Ok(Stream(stream))
     }
@@ -324,7 +324,7 @@ impl Driver {
         unsafe { self.calls.destroy_stream(stream.0) }
     }
 
-    /// Wait until all that is queued on the stream is done.
+    /// Wait until all work queued on the stream is done.
     pub(crate) fn finish(&self, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: requires a stream of the current context.
         unsafe { self.calls.finish(stream.0) }
@@ -339,14 +339,14 @@ impl Driver {
     /// Return whether work on the stream is being recorded into a graph.
     pub(crate) fn is_capturing(&self, stream: Stream) -> Result<bool, DeviceFault> {
         let mut status = 0;
-        // SAFETY: requires a stream, and a place for the answer.
+        // SAFETY: requires a stream, and memory for the result.
         unsafe { self.calls.capturing(stream.0, &raw mut status) }?;
         Ok(status != 0)
     }
 
     pub(crate) fn create_event(&self) -> Result<Event, DeviceFault> {
         let mut event = ptr::null_mut();
-        // SAFETY: requires a place for the answer.
+        // SAFETY: requires memory for the result.
         unsafe { self.calls.create_event(&raw mut event, UNTIMED) }?;
         Ok(Event(event))
     }
@@ -362,7 +362,7 @@ impl Driver {
         unsafe { self.calls.record(event.0, stream.0) }
     }
 
-    /// Return whether all that was noted in the event is done.
+    /// Return whether all work that was recorded in the event is done.
     pub(crate) fn is_done(&self, event: Event) -> Result<bool, DeviceFault> {
         // SAFETY: requires an event.
         let code = unsafe { (self.calls.query_event)(event.0) };
@@ -385,7 +385,7 @@ impl Driver {
         nbytes: usize,
         stream: Stream,
     ) -> Result<(), DeviceFault> {
-        // SAFETY: requires what the contract above says.
+        // SAFETY: this function's contract has the same requirements.
         unsafe { self.calls.copy_in(to, from.cast(), nbytes, stream.0) }
     }
     /// Queue a copy from the memory of a device.
@@ -400,7 +400,7 @@ impl Driver {
         nbytes: usize,
         stream: Stream,
     ) -> Result<(), DeviceFault> {
-        // SAFETY: requires what the contract above says.
+        // SAFETY: this function's contract has the same requirements.
         unsafe { self.calls.copy_out(to.cast(), from, nbytes, stream.0) }
     }
 }

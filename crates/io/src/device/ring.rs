@@ -118,7 +118,7 @@ impl Ring {
 
     /// Return a slot that no copy uses. Wait until there is one.
     pub(crate) fn lend(self: &Arc<Ring>, gpu: &Arc<Gpu>, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
-        // Before the lock, which another thread may have held when this process was forked.
+        // Checked before taking the lock, which another thread may have held when this process was forked.
         refuse_child()?;
         self.begin_use();
         loop {
@@ -219,7 +219,7 @@ impl Ring {
 
     /// A new slot, for which there is room. `None` where no more can be pinned, and there are enough.
     fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
-        // The driver takes memory near the thread that asks.
+        // The driver allocates memory near the calling thread.
         let pinned = near(gpu.node, || {
             gpu.within(|driver, _| driver.allocate(self.slot_nbytes))
         });
@@ -340,7 +340,7 @@ impl Slot {
         Slot { memory, copies: None }
     }
 
-    /// Return whether no copy uses it.
+    /// Return whether no copy uses the slot.
     fn is_free(&self) -> Result<bool, DeviceFault> {
         match &self.copies {
             None => Ok(true),
@@ -352,8 +352,8 @@ impl Slot {
         }
     }
 
-    /// Wait until no copy uses it. It polls, since the driver's own wait cannot be interrupted, and a copy may wait for a
-    /// kernel that never ends.
+    /// Wait until no copy uses the slot. This polls: the driver's own wait cannot be interrupted, and a copy may wait
+    /// for a kernel that never ends.
     fn finish(&mut self, stop: StopFlag<'_>) -> Result<(), DeviceFault> {
         let begun = Instant::now();
         let mut asked = begun;
@@ -383,7 +383,7 @@ impl Slot {
         copies.is_some_and(|copies| Arc::ptr_eq(&copies.gpu, gpu))
     }
 
-    /// Return whether its memory went with the context that it was pinned in.
+    /// Return whether the context in which the memory was pinned is gone, and the memory with it.
     fn is_gone(&self) -> bool {
         match &self.memory {
             Memory::Pinned { gpu, .. } => gpu.is_reset(),

@@ -84,7 +84,7 @@ impl DeviceStream {
         }
     }
 
-    /// Fail where what the caller queues is being recorded into a graph, which a wait would break.
+    /// Fail if the caller's stream is being captured into a graph, since a wait would break the capture.
     ///
     /// # Errors
     /// It is; or the device fails.

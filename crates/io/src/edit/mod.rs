@@ -152,9 +152,9 @@ pub fn update_metadata(
     Ok(Edited::Rewritten)
 }
 
-/// Write `payload` as the tensor `name` of the file at `path`, which has one of that dtype and shape. The other bytes of the
-/// file stay as they are. Names that share the tensor ([`aliases`](crate::binding::aliases)) are names of the new one, and it
-/// may be named by any of them.
+/// Write `payload` as the tensor `name` of the file at `path`, which must have the tensor's dtype and shape. All other
+/// bytes of the file stay unchanged. `name` may be an alias, and aliases ([`aliases`](crate::binding::aliases)) stay
+/// aliases of the tensor.
 ///
 /// The file's digest of the tensor is computed again. ModelSpec's digest, which covers all data, and signatures are
 /// removed: they would be wrong, and computing the digest again would take reading everything.

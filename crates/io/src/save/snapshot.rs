@@ -47,8 +47,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Copy `payloads`, one for each tensor of `layout`, in its order. `path` is for errors only: the file that they shall
-    /// become.
+    /// Copy `payloads`, one for each tensor of `layout`, in order. Errors name the destination file `path`.
     ///
     /// # Errors
     /// [`Failure::Unstorable`] if the size of a payload is not the size of its tensor, [`Failure::OutOfMemory`],
