@@ -54,7 +54,7 @@ impl<'a> Dest<'a> {
     ///
     /// # Safety
     /// - If the shape has elements and `start` is not null, all of them are initialised memory, mapped for reading and
-    /// writing during `'a`, in one allocation that is no larger than `isize::MAX`.
+    ///   writing during `'a`, in one allocation that is no larger than `isize::MAX`.
     /// - No other code writes to them during `'a`. Concurrent readers see a mixture of old and new bytes.
     #[must_use]
     pub unsafe fn strided(
