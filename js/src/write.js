@@ -12,7 +12,7 @@ const PREFIX_NBYTES = 8;
 /** Metadata that describes the tensors of another file: `RECORD_KEYS` of the Rust crate. */
 const RECORD_KEYS = new Set([
   ...["ingot.checksums", "ingot.shared", "modelspec.hash_sha256", "c2pa:manifest", "c2pa:manifest.uri"],
-  ...["__signature__", "sigstore", "vouch_credential"],
+  ...["__signature__", "sigstore", "vouch_credential", "ingot.state"],
 ]);
 
 /** Wide elements first. */

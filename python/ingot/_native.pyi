@@ -18,6 +18,7 @@ __all__ = [
     "RECORD_KEYS",
     "SHARED_KEY",
     "STALE_KEYS",
+    "STATE_KEY",
     "Appender",
     "Aside",
     "Buffer",
@@ -71,6 +72,7 @@ MODEL_SPEC_KEY: str
 RECORD_KEYS: list[str]
 SHARED_KEY: str
 STALE_KEYS: list[str]
+STATE_KEY: str
 
 @final
 class Buffer:
@@ -518,7 +520,7 @@ def serialize(
     *,
     export: Export | None = None,
     shared: str = "copy",
-    views: str | None = None,
+    records: Mapping[str, str] = ...,
 ) -> bytes: ...
 
 @final
@@ -540,7 +542,7 @@ def prepare(
     *,
     export: Export | None = None,
     shared: str = "copy",
-    views: str | None = None,
+    records: Mapping[str, str] = ...,
     reserve: int = 0,
     align: int = 8,
     durable: bool = True,
@@ -557,7 +559,7 @@ def prepare(
     current stream. `export` is tried first, for a few hundred tensors at once: its `places` returns the
     storages of the tensors, and the position of each tensor's first element in its storage. If it raises or
     returns None, or if DLPack's description of a tensor is unusable or reaches past its storage, `payload` is
-    called. `views` is the record of aliases; records of aliases in `metadata` are dropped.
+    called. `records` are entries of the metadata that describe these tensors; `metadata` loses its own.
     """
 
 def download(
@@ -640,7 +642,7 @@ def stream(
     *,
     export: Export | None = None,
     shared: str = "copy",
-    views: str | None = None,
+    records: Mapping[str, str] = ...,
     reserve: int = 0,
     align: int = 8,
     checksums: Sequence[str] = ...,
@@ -727,6 +729,9 @@ class Sources:
     def sizes(self, source: int) -> list[int]:
         """Return the sizes of the tensors in bytes."""
 
+    def tensor_bytes(self, source: int, number: int) -> memoryview:
+        """Return the bytes of a tensor of one source."""
+
     def metadata(self, source: int) -> dict[str, dict[str, str] | None]:
         """Return the metadata of each file of a source, by path."""
 
@@ -752,7 +757,8 @@ class Sources:
         """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
 
         Aliases are kept. If `inherit`, digests of tensors are copied; otherwise `checksums` are computed.
-        ModelSpec's hash in `metadata`, if there is one, must be of the source with the same data.
+        ModelSpec's hash in `metadata`, if there is one, must be of the source with the same data. A training
+        state in `metadata` is written as it is.
         """
 
 @final
@@ -764,7 +770,7 @@ class Writer:
         metadata: Mapping[str, str] | None,
         format: str,
         *,
-        views: str | None = None,
+        records: Mapping[str, str] = ...,
         reserve: int = 0,
         align: int = 8,
         durable: bool = True,

@@ -52,8 +52,7 @@ def files() -> dict[str, bytes]:
     def saved(*names: str) -> bytes:
         file = io.BytesIO()
         # With digests, which `verify` compares.
-        metadata = {"ingot.state": STATE}
-        ingot.numpy.save_file({name: WEIGHTS[name] for name in names}, file, metadata, checksums="blake3")
+        ingot.numpy.save_state({name: WEIGHTS[name] for name in names}, file, checksums="blake3")
         return file.getvalue()
 
     return {

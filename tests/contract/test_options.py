@@ -318,9 +318,7 @@ def source(tmp_path: Path) -> Path:
     path = tmp_path / "source" / "model.safetensors"
     path.parent.mkdir()
     # A state too: the tree of the same two tensors.
-    tree = '{"version":1,"tree":{"a":{"$tensor":"a"},"b":{"$tensor":"b"}}}'
-    metadata = {"format": "pt", "ingot.state": tree}
-    ingot.numpy.save_file(ARRAYS, path, metadata, checksums=True, durable=False)
+    ingot.numpy.save_state(ARRAYS, path, {"format": "pt"}, checksums=True, durable=False)
     return path
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache, partial
 from importlib import import_module
@@ -39,23 +39,26 @@ WEIGHTS = {
     "bias": numpy.ones(2, numpy.float32),
 }
 # As `save_state` describes a dict of these.
-TREE = '{"version":1,"tree":{"weight":{"$tensor":"weight"},"bias":{"$tensor":"bias"}}}'
-METADATA = {"made": "by hand", "modelspec.title": "Ducks", "ingot.state": TREE}
+TREE = '{"version":1,"framework":"numpy","tree":{"weight":{"$tensor":"weight"},"bias":{"$tensor":"bias"}}}'
+TEXT = {"made": "by hand", "modelspec.title": "Ducks"}
+METADATA = {**TEXT, "ingot.state": TREE}
 PLAIN = {name: array.tolist() for name, array in WEIGHTS.items()}
 
 
 # Kinds of sources. -----------------------------------------------------------------------------------------
 
 
-def saved(names: Iterable[str], metadata: dict[str, str] | None) -> bytes:
+def shard(name: str) -> bytes:
     file = io.BytesIO()
-    ingot.numpy.save_file({name: WEIGHTS[name] for name in names}, file, metadata, checksums="blake3")
+    ingot.numpy.save_file({name: WEIGHTS[name]}, file, checksums="blake3")
     return file.getvalue()
 
 
 @cache
 def model() -> bytes:
-    return saved(WEIGHTS, METADATA)
+    file = io.BytesIO()
+    ingot.numpy.save_state(WEIGHTS, file, TEXT, checksums="blake3")
+    return file.getvalue()
 
 
 @cache
@@ -63,7 +66,7 @@ def shards() -> dict[str, bytes]:
     """The same model as an index and two files."""
     names = {name: f"model-0000{number}-of-00002.safetensors" for number, name in enumerate(WEIGHTS, 1)}
     index = json.dumps({"metadata": METADATA, "weight_map": names})
-    return {INDEX: index.encode(), **{file: saved([name], None) for name, file in names.items()}}
+    return {INDEX: index.encode(), **{file: shard(name) for name, file in names.items()}}
 
 
 def at(files: dict[str, bytes], folder: Path) -> Path:
@@ -157,7 +160,7 @@ def written(source: Any, folder: Path, call: Callable[..., Any]) -> object:
 
 def compared(source: Any, folder: Path) -> object:
     other = folder / "other.safetensors"
-    ingot.numpy.save_file({**WEIGHTS, "bias": numpy.zeros(2, "f4")}, other, METADATA)
+    ingot.numpy.save_file({**WEIGHTS, "bias": numpy.zeros(2, "f4")}, other, TEXT)
     found = ingot.diff(source, other, values=True)
     return found.tensors, found.values
 

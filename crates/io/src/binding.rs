@@ -10,7 +10,7 @@ pub use crate::device::{
 };
 pub use crate::digest::{Keep, NewHeader};
 pub use crate::disk::blob_digest;
-pub use crate::edit::{Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, assemble, passed_over};
+pub use crate::edit::{Inherit, Pick, RECORD_KEYS, Role, STALE_KEYS, STATE_KEY, assemble, passed_over};
 pub use crate::error::Misfit;
 pub use crate::file::{LocalFile, Origin, ReadAt, TensorId, read_header};
 pub use crate::fold::{Fold, fold};

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use ingot_format::{Entry, Finding, Leniency};
 use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, passed_over};
-use ingot_io::{Archive, Edited, Failure, MetadataChange};
+use ingot_io::{Archive, Edited, Failure, Job, MetadataChange, ReadOptions};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAny, PyDict, PyList};
@@ -17,6 +17,7 @@ use crate::open::{Checkpoint, leniency_of};
 use crate::paths::file_path;
 use crate::serialize::{format_of, keep, save_options};
 use crate::shards;
+use crate::tensor::memoryview;
 use crate::watch::Signals;
 
 /// Change metadata. See `_native.pyi`.
@@ -239,6 +240,23 @@ impl Sources {
         Ok(entries.map(|entry| entry.nbytes()).collect())
     }
 
+    /// Return the bytes of a tensor of one source, by its number.
+    fn tensor_bytes<'py>(
+        &self,
+        py: Python<'py>,
+        source: usize,
+        number: usize,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let source = self.source(source)?;
+        let picked = source.pick(&source.files(py)?, number, "");
+        let tensor = picked.ok_or_else(no_such_tensor)?.tensor;
+        let job = Job::new(tensor, &[], None).map_err(|error| raise(py, &error))?;
+        let regions = Signals::detach(py, |signals| {
+            ingot_io::read([&job], &ReadOptions::default(), signals)
+        })?;
+        memoryview(py, &regions[0])
+    }
+
     /// Return the metadata of each file of a source, by path.
     fn metadata<'py>(&self, py: Python<'py>, source: usize) -> PyResult<Bound<'py, PyDict>> {
         let all = PyDict::new(py);
@@ -323,8 +341,12 @@ impl Sources {
             .map(|(source, number, name)| {
                 self.source(*source)?
                     .pick(&files[*source], *number, name)
-                    .ok_or_else(|| PyIndexError::new_err("there is no such tensor"))
+                    .ok_or_else(no_such_tensor)
             })
             .collect()
     }
+}
+
+fn no_such_tensor() -> PyErr {
+    PyIndexError::new_err("there is no such tensor")
 }

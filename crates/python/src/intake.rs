@@ -1,8 +1,9 @@
 //! Tensors to be saved: their names, and where their bytes are.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
-use ingot_format::{Dtype, Quoted, SHARED_KEY};
+use ingot_format::{Dtype, Quoted};
 use ingot_io::binding::RECORD_KEYS;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
@@ -144,17 +145,17 @@ fn tensor_name<'a>(name: &'a Bound<'_, PyAny>) -> PyResult<&'a str> {
 }
 
 /// Return the metadata of a new file as pairs of strings; `None` if there is none. Copied records about tensors are
-/// left out, since they describe the tensors of another file. `views` is the record of aliases of this file.
+/// left out, since they describe the tensors of another file. `records` are those of this file.
 pub(crate) fn metadata_of_new(
     metadata: Option<&Bound<'_, PyAny>>,
-    views: Option<String>,
+    records: BTreeMap<String, String>,
 ) -> PyResult<Option<Vec<(String, String)>>> {
     let mut pairs = self::metadata(metadata)?;
     if let Some(pairs) = &mut pairs {
         pairs.retain(|pair| !RECORD_KEYS.contains(&&*pair.0));
     }
-    if let Some(views) = views {
-        pairs.get_or_insert_default().push((SHARED_KEY.to_owned(), views));
+    if !records.is_empty() {
+        pairs.get_or_insert_default().extend(records);
     }
     Ok(pairs)
 }

@@ -84,8 +84,8 @@ mod _native {
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "the name that Python modules use")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
-    /// The metadata keys of records about tensors: their digests, the digest of all data, and aliases; and all these
-    /// keys, including signatures.
+    /// The metadata keys of records about tensors: their digests, the digest of all data, aliases and training states;
+    /// and all these keys, including signatures.
     #[pymodule_export]
     const CHECKSUMS_KEY: &str = ingot_format::CHECKSUMS_KEY;
     #[pymodule_export]
@@ -93,7 +93,9 @@ mod _native {
     #[pymodule_export]
     const SHARED_KEY: &str = ingot_format::SHARED_KEY;
     #[pymodule_export]
-    const RECORD_KEYS: [&str; 8] = ingot_io::binding::RECORD_KEYS;
+    const STATE_KEY: &str = ingot_io::binding::STATE_KEY;
     #[pymodule_export]
-    const STALE_KEYS: [&str; 10] = ingot_io::binding::STALE_KEYS;
+    const RECORD_KEYS: [&str; 9] = ingot_io::binding::RECORD_KEYS;
+    #[pymodule_export]
+    const STALE_KEYS: [&str; 11] = ingot_io::binding::STALE_KEYS;
 }

@@ -1,6 +1,7 @@
 //! Saving.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
@@ -22,7 +23,7 @@ use crate::watch::Signals;
 
 /// Collect the contents of a new file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", records = BTreeMap::new(), reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -32,7 +33,7 @@ pub(crate) fn prepare(
     format: &str,
     export: Option<&Bound<'_, Export>>,
     shared: &str,
-    views: Option<String>,
+    records: BTreeMap<String, String>,
     reserve: u64,
     align: u64,
     durable: bool,
@@ -48,7 +49,7 @@ pub(crate) fn prepare(
         options: layout_options(reserve, align)?,
         keep: keep(&checksums)?,
     };
-    let pairs = metadata_of_new(metadata, views)?;
+    let pairs = metadata_of_new(metadata, records)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
     let mut options = save_options(durable, overwrite, replace_read_only);
     if overwrite && !atomic {
@@ -144,7 +145,7 @@ impl NewFile {
 
 /// Return the bytes of a file with these tensors. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy", views = None))]
+#[pyo3(signature = (tensors, payload, metadata, format, *, export = None, shared = "copy", records = BTreeMap::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn serialize<'py>(
     py: Python<'py>,
@@ -154,11 +155,11 @@ pub(crate) fn serialize<'py>(
     format: &str,
     export: Option<&Bound<'_, Export>>,
     shared: &str,
-    views: Option<String>,
+    records: BTreeMap<String, String>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let exporter = Exporter::new(export, payload);
     let form = Form::usual(format)?;
-    let pairs = metadata_of_new(metadata, views)?;
+    let pairs = metadata_of_new(metadata, records)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let payloads = payloads(&contents.tensors);
     let pieces = pieces(py, contents.head.layout(), &payloads)?;
@@ -181,7 +182,7 @@ pub(crate) fn serialize<'py>(
 
 /// Pass the bytes of a file to `write`, piece by piece. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (write, tensors, payload, metadata, format, *, export = None, shared = "copy", views = None, reserve = 0, align = 8, checksums = Vec::new(), progress = None))]
+#[pyo3(signature = (write, tensors, payload, metadata, format, *, export = None, shared = "copy", records = BTreeMap::new(), reserve = 0, align = 8, checksums = Vec::new(), progress = None))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn stream(
     py: Python<'_>,
@@ -192,7 +193,7 @@ pub(crate) fn stream(
     format: &str,
     export: Option<&Bound<'_, Export>>,
     shared: &str,
-    views: Option<String>,
+    records: BTreeMap<String, String>,
     reserve: u64,
     align: u64,
     checksums: Vec<String>,
@@ -204,7 +205,7 @@ pub(crate) fn stream(
         options: layout_options(reserve, align)?,
         keep: keep(&checksums)?,
     };
-    let pairs = metadata_of_new(metadata, views)?;
+    let pairs = metadata_of_new(metadata, records)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, None)?;
     let payloads = payloads(&contents.tensors);
     let layout = contents.digested(py, &payloads, &exporter.raised)?;

@@ -1,5 +1,6 @@
 //! Files that are filled tensor by tensor.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -65,7 +66,7 @@ fn closed(parents: Option<&Path>) -> Error {
 impl Writer {
     #[staticmethod]
     #[pyo3(signature = (
-        path, specs, metadata, format, *, views = None, reserve = 0, align = 8, durable = true, overwrite = false,
+        path, specs, metadata, format, *, records = BTreeMap::new(), reserve = 0, align = 8, durable = true, overwrite = false,
         replace_read_only = false,
     ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
@@ -75,7 +76,7 @@ impl Writer {
         specs: Vec<(String, String, Vec<u64>)>,
         metadata: Option<&Bound<'_, PyAny>>,
         format: &str,
-        views: Option<String>,
+        records: BTreeMap<String, String>,
         reserve: u64,
         align: u64,
         durable: bool,
@@ -84,7 +85,7 @@ impl Writer {
     ) -> PyResult<Writer> {
         let path = file_path(path)?;
         let format = format_of(format)?;
-        let pairs = crate::intake::metadata_of_new(metadata, views)?;
+        let pairs = crate::intake::metadata_of_new(metadata, records)?;
         let layout = layout_options(reserve, align)?;
         let options = save_options(durable, overwrite, replace_read_only);
         let specs = specs
@@ -245,7 +246,7 @@ impl Appender {
         replace_read_only: bool,
     ) -> PyResult<Appender> {
         let path = file_path(path)?;
-        let pairs = crate::intake::metadata_of_new(metadata, None)?;
+        let pairs = crate::intake::metadata_of_new(metadata, BTreeMap::new())?;
         let options = save_options(durable, overwrite, replace_read_only);
         let appender = Signals::detach(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from enum import Flag
 from typing import Any
 
 from ingot._base.text import _escaped, _quoted
+from ingot._write.states import MAX_NODES
 from ingot.errors import CheckpointError, SafetensorError
 
-from .encoder import KEY, MAX_NODES
 from .kinds import TOGETHER
 from .objects import MAX_DEPTH, TreePath, is_live, is_static, spelled
 
@@ -228,35 +226,3 @@ OF_CALLER: dict[str, Callable[[Decoder, Any, TreePath], Any]] = {
     "$namedtuple": _named_tuple,
     "$dataclass": _dataclass,
 }
-
-
-# The text
-
-
-def parsed(content: str | memoryview, shown: str) -> Any:
-    """Return the JSON in `content`. Raises before memory is taken for more values than a tree may have."""
-    try:
-        text = content if isinstance(content, str) else str(content, "utf-8")
-    except UnicodeDecodeError as error:
-        raise fault(shown, (), f"the tree is not UTF-8 ({error})") from None
-    if len(text) > 2 * MAX_NODES:
-        outside = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-        if sum(map(outside.count, ",[{")) > MAX_NODES:
-            raise fault(shown, (), f"the tree has more than {MAX_NODES:,} values", "state-too-large")
-    try:
-        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise fault(shown, (), "the tree is nested too deep", "state-too-large") from None
-    except ValueError as error:
-        raise fault(shown, (), f"{KEY} is invalid JSON ({_escaped(str(error))})") from None
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")

@@ -11,17 +11,13 @@ from typing import Any, NamedTuple
 
 from ingot._base.frameworks import owner
 from ingot._base.text import _quoted
+from ingot._native import STATE_KEY
+from ingot._write.states import MAX_NODES, VERSION
 from ingot.errors import SaveError
 
 from .kinds import KINDS, of_framework
 from .objects import MAX_DEPTH, TreePath, fields_of, is_live, is_tensor, spelled
 
-#: The key in the metadata of a file.
-KEY = "ingot.state"
-#: The version of the schema.
-VERSION = 1
-#: Values of a tree. A reader takes up to 100 bytes of memory for each.
-MAX_NODES = 4_000_000
 #: Longer trees are a tensor, since every reader of the file parses the metadata.
 _INLINE_NBYTES = 1 << 20
 #: Longer bytes are a tensor, and so are more numbers, of 8 bytes each.
@@ -63,9 +59,9 @@ class Encoder:
         text = _json(self.node(tree, ()))
         head: dict[str, Any] = {"version": VERSION, "framework": self._framework}
         if len(text) > _INLINE_NBYTES:
-            return {KEY: _json({**head, "tensor": self._store(Raw("U8", text.encode()), (KEY,))})}
+            return {STATE_KEY: _json({**head, "tensor": self._store(Raw("U8", text.encode()), (STATE_KEY,))})}
         # The tree is JSON already.
-        return {KEY: f'{_json(head)[:-1]},"tree":{text}}}'}
+        return {STATE_KEY: f'{_json(head)[:-1]},"tree":{text}}}'}
 
     def node(self, value: Any, path: TreePath) -> Any:
         """Return the node of `value`."""

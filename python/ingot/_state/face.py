@@ -164,18 +164,18 @@ class States:
     ) -> ingot.SaveFuture | None:
         """Save a tree, in which `states` replaces live objects, by id."""
         encoder = Encoder(self.framework, states)
-        how = how._replace(metadata={**(how.metadata or {}), **encoder.metadata(tree)})
-        return self.write(encoder.tensors, destination, how)
+        record = encoder.metadata(tree)
+        return self.write(encoder.tensors, record, destination, how)
 
     def states_of(self, lives: Mapping[TreePath, Any]) -> dict[int, Any]:
         """Return the states of live objects by their ids."""
         return {id(live): live.state_dict() for live in lives.values()}
 
     def write(
-        self, stored: dict[str, Any], destination: Path | Writable, how: Saving
+        self, stored: dict[str, Any], record: dict[str, str], destination: Path | Writable, how: Saving
     ) -> ingot.SaveFuture | None:
-        """Write a file of tensors of any framework."""
-        return write_file(destination, stored, payload, how, export=self.whole.export)
+        """Write a file of tensors of any framework, with the record of their tree."""
+        return write_file(destination, stored, payload, how, export=self.whole.export, records=record)
 
     @takes(StateOptions)
     def load_state(

@@ -11,10 +11,10 @@ from ingot._base.frameworks import FRAMEWORKS
 from ingot._base.keys import select
 from ingot._base.options import Loading
 from ingot._base.text import _escaped
-from ingot._native import Checkpoint, TensorInfo
+from ingot._native import STATE_KEY, Checkpoint, TensorInfo
+from ingot._write.states import head_of, tree_of
 
-from .decoder import Decoder, fault, parsed, unknown_class
-from .encoder import KEY, VERSION
+from .decoder import Decoder, fault, unknown_class
 from .objects import TreePath, fields_of, is_live, is_tensor, spelled, within
 
 # The module to import for tensors of a framework, if it has another name.
@@ -45,22 +45,11 @@ class Contents(NamedTuple):
 
     def tree(self) -> Any:
         """Return the JSON of the tree."""
-        text = (self.checkpoint.metadata() or {}).get(KEY)
+        text = (self.checkpoint.metadata() or {}).get(STATE_KEY)
         if not isinstance(text, str):
-            reason = f"expected {KEY} in the metadata, found none: load its tensors by load_file"
+            reason = f"expected {STATE_KEY} in the metadata, found none: load its tensors by load_file"
             raise fault(self.shown, (), reason, "no-state")
-        head = parsed(text, self.shown)
-        version = head.get("version") if isinstance(head, dict) else None
-        if type(version) is not int or version < 1:
-            reason = f"{KEY} in the metadata is invalid: expected a version, found {version!r}"
-            raise fault(self.shown, (), reason)
-        if version > VERSION:
-            reason = f"expected version {VERSION} of {KEY}, found {version}: update ingot"
-            raise fault(self.shown, (), reason, "later-state", expected=VERSION, found=version)
-        if "tree" in head:
-            return head["tree"]
-        _, content = self.raw(head.get("tensor"), ())
-        return parsed(content, self.shown)
+        return tree_of(head_of(text, self.shown), self.shown, lambda name: self.raw(name, ())[1])
 
 
 class Stored(NamedTuple):

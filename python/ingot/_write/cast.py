@@ -17,14 +17,16 @@ from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import reporting_on
 from ingot._base.report import Report
-from ingot._native import Checkpoint, TensorInfo
+from ingot._native import STATE_KEY, Checkpoint, TensorInfo
 from ingot._read.door import open_source
 from ingot._read.load import RAW
 from ingot._read.select import Wanted
+from ingot.errors import CheckpointError
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .rearrange import KEPT, of_one, united
 from .save import recorded, rendered
+from .states import tensors_of
 
 if TYPE_CHECKING:
     from ingot._base.keys import Selector
@@ -118,7 +120,8 @@ def cast(
     Notes
     -----
     At most 256 MiB of tensors, or one tensor, are in memory. Names that share a tensor
-    (``save_file(..., shared="alias")``) share it in the new file too.
+    (``save_file(..., shared="alias")``) share it in the new file too. A training state (`save_state`) stays,
+    whatever `metadata` has. Its lists of numbers keep their dtype.
 
     Examples
     --------
@@ -129,11 +132,13 @@ def cast(
     how, reading = Saving.among(cast, given), Loading.among(given)
     path = fsdecode(given["destination"])
     with closing(open_source(source, reading)) as checkpoint:
-        plan = _Plan(checkpoint, given["dtype"], _chosen(checkpoint, given["keys"]), reading.threads)
+        state, numbers = _state(checkpoint)
+        chosen = _chosen(checkpoint, given["keys"]) - numbers
+        plan = _Plan(checkpoint, given["dtype"], chosen, reading.threads)
         how.existing.check(path)
         pairs = united(_metadata(checkpoint)) if metadata is KEPT else how.metadata
-        views, kind = rendered(recorded(checkpoint.shared())), format_for(path, format)
-        writer = _native.Writer.create(path, plan.specs(), pairs, kind, views=views, **how.of_new_file())
+        records, kind = {**state, **rendered(recorded(checkpoint.shared()))}, format_for(path, format)
+        writer = _native.Writer.create(path, plan.specs(), pairs, kind, records=records, **how.of_new_file())
         with closing(writer), reporting_on(how.progress, "Casting", path) as tell:
             done, total = 0, sum(info.nbytes for info in plan.infos)
             for info in plan.write(writer):
@@ -147,7 +152,7 @@ def cast(
 def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | None = None) -> Cast:
     """Return the result of `cast`, without writing."""
     with closing(open_source(source, Loading())) as checkpoint:
-        names = _chosen(checkpoint, checked_keys("keys", keys))
+        names = _chosen(checkpoint, checked_keys("keys", keys)) - _state(checkpoint)[1]
         path = fsdecode(_native.local_path(destination))
         return _Plan(checkpoint, float_code(dtype), names).report(path)
 
@@ -156,6 +161,21 @@ def _chosen(checkpoint: Checkpoint, keys: Selector | None) -> set[str]:
     """Return the stored tensors that `keys` selects. An alias selects the tensor that it is a name of."""
     shared = checkpoint.shared()
     return {shared[name][0] if name in shared else name for name in select(checkpoint, keys)}
+
+
+def _state(checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+    """Return the record of a training state, and the tensors that are its lists of numbers.
+
+    A list keeps its dtype, by which `load_state` knows the type of its numbers. A broken state is left out.
+    """
+    text = (checkpoint.metadata() or {}).get(STATE_KEY)
+    if not isinstance(text, str):
+        return {}, set()
+    try:
+        named = tensors_of(checkpoint, text)
+    except CheckpointError:
+        return {}, set()
+    return {STATE_KEY: text}, {name for tag, name in named if tag == "$numbers"}
 
 
 class _Plan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from os import fsdecode
 from typing import Any, Literal, NamedTuple, Unpack
@@ -16,13 +17,15 @@ from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
 from ingot._base.progress import reporting_on
 from ingot._base.report import Report, reduced
 from ingot._base.text import _escaped, _quoted, plural
-from ingot._native import Sources
+from ingot._native import STATE_KEY, Sources
+from ingot._read.door import open_checkpoint
 from ingot.errors import HeaderError
 from ingot.typing import EditOptions, Format, Path, RewriteOptions, Source
 
 from .directory import locked
 from .rearrange import Writing, opened, together
 from .save import reported
+from .states import Followed, follow, tensors_of
 
 
 @takes(EditOptions)
@@ -66,6 +69,9 @@ def update_metadata(
     SafetensorError
         ``ingot.shared`` in `set` is not a record of names that share tensors of this file (``code`` is
         ``"invalid-alias"``). Nothing was touched.
+    CheckpointError
+        ``ingot.state`` in `set` is no training state of tensors of this file (``"invalid-state"``), or one of
+        a later version of ingot (``"later-state"``). Nothing was touched.
     SaveError
         The header would be longer than 100,000,000 bytes. The file is unchanged.
     StorageError
@@ -109,9 +115,17 @@ def update_metadata(
     {'title': 'Tiny'}
     """
     given = checked(update_metadata, locals(), remove=_keys)
+    _check_state(filename, given["set"] or {})
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
     durable = is_durable(given.get("durable"))
     return update(filename, given["set"] or {}, given["remove"], not atomic, durable)
+
+
+def _check_state(filename: Path, set: Mapping[str, str]) -> None:
+    """Raise if `set` has a training state that names tensors which the file lacks."""
+    if STATE_KEY in set:
+        with closing(open_checkpoint(_native.local_path(filename), Loading("pread"))) as checkpoint:
+            tensors_of(checkpoint, set[STATE_KEY])
 
 
 def _keys(remove: Any) -> list[str]:
@@ -279,7 +293,8 @@ def repair(
         ``"last-kept"``
             The last of several values for one metadata key was kept, as other readers do.
         ``"value-left-out"``
-            Metadata that is not an object, or a broken record of ingot's own, was dropped.
+            Metadata that is not an object, or a broken record of ingot's own, was dropped. A training state is
+            broken if it names a tensor that is left out.
         ``"rewritten"``
             A harmless deviation was corrected: padding, unknown fields, the order of the entries.
 
@@ -311,8 +326,8 @@ def repair(
     new: str | bytes = given["destination"]
     held, findings = _examined(source, Loading.among(given))
     with reporting_on(how.progress, "Repairing", new) as tell:
-        picks = [(0, number, name) for number, name in enumerate(held.names(0))]
-        Writing(how, is_inherited=True).write(held, new, picks, together(held), tell)
+        picks, pairs, _ = _sound(held)
+        Writing(how, is_inherited=True).write(held, new, picks, pairs, tell)
     return _report(held, findings, new, format)
 
 
@@ -343,6 +358,9 @@ def _examined(source: Source, how: Loading) -> tuple[Sources, tuple[Finding, ...
     findings = tuple(
         Finding(code, tensor, _of(path, tensor, found), done) for code, tensor, found, done in rows
     )
+    if _sound(held).is_lost:
+        reason = f"{STATE_KEY} in the metadata is invalid, or names a tensor that is left out"
+        findings = (*findings, Finding("invalid-state", None, reason, "value-left-out"))
     left_out = [finding for finding in findings if finding.done == "tensor-left-out"]
     if left_out and not held.names(0):
         first = left_out[0]
@@ -352,6 +370,12 @@ def _examined(source: Source, how: Loading) -> tuple[Sources, tuple[Finding, ...
         )
         raise HeaderError(message, code=first.code, path=path, tensor=first.tensor)
     return held, findings
+
+
+def _sound(held: Sources) -> Followed:
+    """Return all tensors of a file, with the metadata that goes with them."""
+    picks = [(0, number, name) for number, name in enumerate(held.names(0))]
+    return follow(held, picks, together(held))
 
 
 def _of(path: str, tensor: str | None, found: str) -> str:

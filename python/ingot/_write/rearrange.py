@@ -12,15 +12,13 @@ from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import _escaped, _quoted
-from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, Sources
+from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources
 from ingot._read.door import open_checkpoint
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
-
-Pick = tuple[int, int, str]
-
+from .states import Pick, follow
 
 # New names for the tensors of a file.
 
@@ -190,6 +188,9 @@ def merge(
     Aliases (``save_file(..., shared="alias")``) can be selected and renamed like stored names, and stay
     aliases in the new file. If the stored name is left out, the tensor is stored under one of its aliases.
 
+    The training state of a source (`save_state`) stays, whatever `metadata` has. It is removed if the new
+    file lacks one of its tensors, or if several sources have a state.
+
     Examples
     --------
     >>> ingot.rewrite("model.safetensors", "first.safetensors", keys="wte")
@@ -215,7 +216,7 @@ def merge(
         for pick in reversed(picks) if on_duplicate == "first" else picks:
             by_name[pick[2]] = pick
         picks = list(by_name.values())
-    pairs = together(held) if how.is_inherited else how.saving.metadata
+    picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
     with reporting_on(how.saving.progress, "Merging", path) as tell:
         how.write(held, path, picks, pairs, tell)
 
@@ -277,6 +278,9 @@ def rewrite(
     Aliases (``save_file(..., shared="alias")``) can be selected and renamed like stored names, and stay
     aliases in the new file. If the stored name is left out, the tensor is stored under one of its aliases.
 
+    A training state (`save_state`) stays with the new names of its tensors, whatever `metadata` has. It is
+    removed if one of its tensors is left out.
+
     Examples
     --------
     >>> ingot.rewrite("model.safetensors", "renamed.safetensors", rename={"wte": "embed.weight"})
@@ -295,7 +299,7 @@ def rewrite(
     if is_chosen and metadata is KEPT and names == [name for *_, name in picks]:
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
-    pairs = together(held) if how.is_inherited else how.saving.metadata
+    picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
     with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
 
@@ -344,7 +348,8 @@ def split(
     Notes
     -----
     The source's digests of tensors are copied to the tensors' files, as for `merge`. Aliases are recorded in
-    the file of their tensor. The index names only stored tensors.
+    the file of their tensor. The index names only stored tensors. A training state (`save_state`) goes into
+    the index, and `load_state` loads the directory.
 
     The index is written last: if writing fails, the directory holds the whole old checkpoint or the whole new
     one, on file systems with hard links. The next call removes leftovers of an interrupted one.
@@ -365,7 +370,9 @@ def split(
     place.check(how.saving.existing)
     held = opened([source], Loading.among(given))
     names, sizes = held.names(0), held.sizes(0)
-    pairs = (together(held) if how.is_inherited else how.saving.metadata) or {}
+    whole_file = [(0, number, name) for number, name in enumerate(names)]
+    pairs = together(held) if how.is_inherited else how.saving.metadata
+    pairs = follow(held, whole_file, pairs).metadata or {}
     of_file = {"format": pairs.get("format", "pt")}
     shards = planned(sizes, limit)
     files = place.names(len(shards))
@@ -377,7 +384,7 @@ def split(
         names_of = {
             file: [names[number] for number in shard] for file, shard in zip(files, shards, strict=True)
         }
-        whole = index(names_of, sum(sizes), pairs)
+        whole = index(names_of, sum(sizes), pairs, {key: pairs[key] for key in pairs if key == STATE_KEY})
     # Aliases go to the file of their tensor.
     sharing: dict[int, list[int]] = {}
     for number, tensor in enumerate(held.shared(0), start=len(sizes)):

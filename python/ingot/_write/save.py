@@ -14,7 +14,7 @@ from ingot import _native
 from ingot._base.checks import format_for, is_writable
 from ingot._base.options import Saving
 from ingot._base.text import _escaped, _quoted
-from ingot._native import NewFile
+from ingot._native import SHARED_KEY, NewFile
 from ingot.errors import StorageError
 from ingot.typing import Path, Tell, Writable
 
@@ -181,9 +181,11 @@ def recorded(aliases: Mapping[str, tuple[str, Sequence[Any] | None]]) -> Views:
     }
 
 
-def rendered(views: Views) -> str | None:
-    """Return the record of these aliases. None if there are none. FORMAT.md, "Shared tensors"."""
-    return json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if views else None
+def rendered(views: Views) -> dict[str, str]:
+    """Return the record of these aliases by its key. Empty if there are none. FORMAT.md, "Shared tensors"."""
+    if not views:
+        return {}
+    return {SHARED_KEY: json.dumps(views, sort_keys=True, separators=(",", ":"), ensure_ascii=False)}
 
 
 class Box(NamedTuple):

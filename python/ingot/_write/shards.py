@@ -51,11 +51,18 @@ def split(sizes: Iterable[int], limit: int) -> list[list[int]]:
 
 
 def index(
-    files: Mapping[str, Iterable[str]], total_size: int, metadata: Mapping[str, str]
+    files: Mapping[str, Iterable[str]],
+    total_size: int,
+    metadata: Mapping[str, str],
+    records: Mapping[str, str] = {},
 ) -> dict[str, object]:
-    """Return the index of these files, each with the names of its tensors, without metadata of one file."""
+    """Return the index of these files, each with the names of its tensors, without metadata of one file.
+
+    `records` are entries that describe these tensors.
+    """
     weight_map = {name: file for file, names in files.items() for name in names}
-    return {"metadata": {"total_size": total_size, **of_index(metadata)}, "weight_map": weight_map}
+    pairs = {"total_size": total_size, **of_index(metadata), **records}
+    return {"metadata": pairs, "weight_map": weight_map}
 
 
 class Place:

@@ -126,8 +126,8 @@ class Writer:
         else:
             declared = [_declared(*item) for item in named(specs, value="(dtype, shape)").items()]
             views, kind = rendered(_views(specs, aliases or {})), format_for(self._path, format)
-            create = _native.Writer.create
-            self._writer = create(self._path, declared, how.metadata, kind, views=views, **how.of_new_file())
+            new = {"records": views, **how.of_new_file()}
+            self._writer = _native.Writer.create(self._path, declared, how.metadata, kind, **new)
         self._is_begun = True
         _WRITERS.add(self)
 

@@ -432,7 +432,7 @@ def write_tensors(
 
 def _shown(shared: Shared, views: Views) -> dict[str, Any]:
     """Return the options of the extension module for shared memory. Aliases are resolved before this call."""
-    return {"export": _export, "shared": "copy" if shared == "copy" else "error", "views": rendered(views)}
+    return {"export": _export, "shared": "copy" if shared == "copy" else "error", "records": rendered(views)}
 
 
 def _payload(tensors: dict[str, torch.Tensor], shared: Shared) -> Callable[[str, torch.Tensor], Any]:

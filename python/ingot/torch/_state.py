@@ -58,12 +58,12 @@ class _States(States):
         return states
 
     def write(
-        self, stored: dict[str, Any], destination: Path | Writable, how: Saving
+        self, stored: dict[str, Any], record: dict[str, str], destination: Path | Writable, how: Saving
     ) -> ingot.SaveFuture | None:
         own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
         views = views_among(_plain_ones(own))
         stored = {name: one for name, one in stored.items() if name not in views}
-        known = {"export": _export, "shared": "copy", "views": rendered(views)}
+        known = {"export": _export, "shared": "copy", "records": {**record, **rendered(views)}}
         return write_file(destination, stored, payload, how, copies=_copied, **known)
 
     def load(self, contents: Contents, names: list[str], move: Moving, reads: Reads) -> dict[str, Any]:

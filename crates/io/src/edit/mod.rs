@@ -31,7 +31,7 @@ use crate::verify::{RecordedDigests, renewed};
 use crate::watch::Watch;
 
 pub use assemble::{Inherit, assemble};
-pub use records::{Pick, RECORD_KEYS, Role, STALE_KEYS, passed_over};
+pub use records::{Pick, RECORD_KEYS, Role, STALE_KEYS, STATE_KEY, passed_over};
 
 /// Bytes of the file that the kernel changes at once: a page of every system there is.
 const PAGE: u64 = 4096;

@@ -9,8 +9,10 @@
 //! | `vouch_credential`, a signature of the data | left out | left out |
 //! | `sshs_model_hash`, `sshs_legacy_hash`: hashes of the data by kohya's scripts | left out | kept: the scripts compute them for the tensors that they save |
 //! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`, `sigstore`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
+//! | `ingot.state`, a training state | given by the caller with the tensors' new names, or left out if one of them is left out | left out |
 //!
 //! An index describes files, so entries under these keys in its metadata are removed, and its totals are computed again.
+//! Only a training state stays, which needs no more than the names in the index.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -30,6 +32,8 @@ use crate::verify::RecordedDigests;
 /// The keys of signatures of a whole file, its metadata too: by C2PA, CryptoTensors and Sigstore.
 pub(crate) const SIGNATURES_OF_FILE: [&str; 4] =
     ["c2pa:manifest", "c2pa:manifest.uri", "__signature__", "sigstore"];
+/// The key of a training state, a tree that names tensors of the file.
+pub const STATE_KEY: &str = "ingot.state";
 /// The key of Vouch's signature of the data.
 pub(crate) const SIGNATURE_OF_DATA: &str = "vouch_credential";
 /// The keys of hashes of the data by kohya's training scripts.
@@ -37,7 +41,7 @@ pub(crate) const TRAINER_HASH_KEYS: [&str; 2] = ["sshs_model_hash", "sshs_legacy
 
 /// The keys of metadata that describes the tensors beside it. In metadata that is given for a new file they describe
 /// another one.
-pub const RECORD_KEYS: [&str; 8] = [
+pub const RECORD_KEYS: [&str; 9] = [
     CHECKSUMS_KEY,
     SHARED_KEY,
     MODEL_SPEC_KEY,
@@ -46,11 +50,12 @@ pub const RECORD_KEYS: [&str; 8] = [
     SIGNATURES_OF_FILE[2],
     SIGNATURES_OF_FILE[3],
     SIGNATURE_OF_DATA,
+    STATE_KEY,
 ];
 
 /// The keys that a file of tensors of other files leaves out of their metadata: [`RECORD_KEYS`] and the trainers' hashes.
-pub const STALE_KEYS: [&str; 10] = {
-    let mut keys = [""; 10];
+pub const STALE_KEYS: [&str; 11] = {
+    let mut keys = [""; 11];
     let (records, hashes) = keys.split_at_mut(RECORD_KEYS.len());
     records.copy_from_slice(&RECORD_KEYS);
     hashes.copy_from_slice(&TRAINER_HASH_KEYS);
@@ -267,14 +272,17 @@ fn digests_of(header: &Header) -> Option<(Algorithm, Checksums<'_>)> {
     Some((Algorithm::from_name(record.algorithm())?, record))
 }
 
-/// Return `pairs` with these records in place of existing ones under the same keys.
+/// Return `pairs` with these records in place of existing ones under the same keys. A training state stays, since the
+/// caller has renamed its tensors.
 pub(crate) fn with_records<'p>(
     pairs: Option<&[(&'p str, &'p str)]>,
     records: &[(&'p str, Option<&'p str>)],
 ) -> Option<Vec<(&'p str, &'p str)>> {
     let records = records.iter().filter_map(|&(key, text)| Some((key, text?)));
     let mut all = pairs.map(|pairs| {
-        let texts = pairs.iter().filter(|pair| !RECORD_KEYS.contains(&pair.0));
+        let texts = pairs
+            .iter()
+            .filter(|pair| pair.0 == STATE_KEY || !RECORD_KEYS.contains(&pair.0));
         texts.copied().collect::<Vec<_>>()
     });
     for record in records {
