@@ -12,12 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import ingot
+import ingot.numpy
 import ingot.torch
 from ingot.torch import RNG, load_state, save_state
 
@@ -167,6 +169,35 @@ def test_load_state_fills_modules_in_place(path: Path) -> None:
     half = network(1).to(torch.bfloat16)
     load_state(path, into={"model": half})
     assert_equal(half.state_dict(), network().to(torch.bfloat16).state_dict())
+
+
+def packed(begin: int) -> torch.Tensor:
+    return torch.arange(begin, begin + 12, dtype=torch.uint8).reshape(3, 4).view(torch.float4_e2m1fn_x2)
+
+
+def test_load_state_fills_tensors_of_four_bits_in_place(path: Path) -> None:
+    def made(begin: int) -> dict[str, Any]:
+        model = nn.Module()
+        model.register_buffer("weight", packed(begin))
+        return {"model": model, "plain": packed(begin + 100)}
+
+    save_state(made(1), path)
+    into = made(20)
+    before = into["model"].weight.data_ptr(), into["plain"].data_ptr()
+    load_state(path, into=into)
+    assert before == (into["model"].weight.data_ptr(), into["plain"].data_ptr())
+    for found, expected in ((into["model"].weight, packed(1)), (into["plain"], packed(101))):
+        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+    into["plain"] = packed(1).view(torch.uint8)[:2].view(torch.float4_e2m1fn_x2)
+    with pytest.raises(ingot.DestinationError, match=r"`plain`: expected shape \[2, 4\], found \[3, 4\]"):
+        load_state(path, into=into)
+    # NumPy has them unpacked, which the bytes of the file cannot fill.
+    array = np.zeros((3, 8), ml_dtypes.float4_e2m1fn)
+    with pytest.raises(
+        ingot.DestinationError, match="`plain`: no file has the destination's dtype"
+    ) as caught:
+        ingot.numpy.load_state(path, into={"plain": array}, keys="plain")
+    assert caught.value.tensor == "plain"
 
 
 def test_load_state_ties_tied_parameters(path: Path) -> None:

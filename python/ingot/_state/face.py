@@ -333,6 +333,9 @@ class States:
         """Return facts about the caller's live objects that `plan` and `state_for` need."""
         return None
 
+    def shape_of(self, info: ingot.TensorInfo) -> tuple[int, ...]:
+        return info.shape
+
     def place(self, own: Any, stored: Stored, path: TreePath, restoring: Restoring) -> None:
         if tuple(own.shape) != stored.shape:
             raise other_shape(restoring.shown, path, own.shape, stored.shape)

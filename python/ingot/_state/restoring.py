@@ -53,7 +53,7 @@ class Contents(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A placeholder for a tensor of the file that is not loaded yet."""
+    """A placeholder for a tensor of the file that is not loaded yet, with the shape that it will have."""
 
     name: str
     shape: tuple[int, ...]
@@ -71,6 +71,10 @@ class Planner(Protocol):
     """Handles the tensors and the live objects of a caller for one framework."""
 
     framework: str
+
+    def shape_of(self, info: TensorInfo) -> tuple[int, ...]:
+        """Return the shape that a tensor of the file has in the framework."""
+        ...
 
     def plan(self, live: Live, restoring: Restoring) -> None:
         """Check the state of a live object, whose tensors are not loaded yet."""
@@ -174,7 +178,7 @@ class Restoring(Decoder):
         module = self._module(framework, path)
         if self.loaded is not None:
             return self.loaded[name]
-        stored = Stored(name, self._contents.info(name, path).shape)
+        stored = Stored(name, self._planner.shape_of(self._contents.info(name, path)))
         own = self.own(path)
         self._asked[path] = name, module
         if is_tensor(own) and module == self._planner.framework:

@@ -11,7 +11,7 @@ import torch
 import ingot
 from ingot._adapters.face import Whole
 from ingot._base.options import Saving
-from ingot._native import Checkpoint
+from ingot._native import Checkpoint, TensorInfo
 from ingot._read.door import Reads
 from ingot._read.load import tensors
 from ingot._read.moves import Moving
@@ -29,6 +29,7 @@ from ingot.typing import Path, Writable
 
 from ._devices import mover
 from ._devices import payload as tensor_payload
+from ._filling import packed
 from ._into import Fitting, differences, fill_tensors, load_fitting, tensors_of
 from ._shared import restore, views_among
 from ._tensors import _export, _plain_ones, at, copied, wrap
@@ -77,6 +78,9 @@ class _States(States):
         own: dict[str, torch.Tensor] = {Label(spelled(path)): one for path, (one, _) in filled.items()}
         found = Fitting(own, [name for _, name in filled.values()], own)
         load_fitting(checkpoint, found.each_once(), reads)
+
+    def shape_of(self, info: TensorInfo) -> tuple[int, ...]:
+        return packed(info.dtype, info.shape)
 
     def prepare(self, restoring: Restoring) -> Any:
         lives = {path: value for path, value in restoring.values.items() if is_live(value)}
