@@ -1,0 +1,82 @@
+"""States of modules that DistributedDataParallel and torch.compile wrap, on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ingot
+from ingot.torch import RNG, load_state, save_state
+from support.ranks import Ranks
+
+
+def network(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], Any]] = {
+    "none": lambda module: module,
+    "parallel": DistributedDataParallel,
+    "compiled": compiled,
+    "compiled parallel": lambda module: compiled(DistributedDataParallel(module)),
+    "parallel compiled": lambda module: DistributedDataParallel(compiled(module)),
+}
+
+
+def step(model: Any, optimizer: torch.optim.Optimizer) -> float:
+    data = torch.rand(16, 4)
+    optimizer.zero_grad()
+    loss = (model(data) - 1).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
+def made(kind: str, seed: int) -> dict[str, Any]:
+    model = WRAPPERS[kind](network(seed))
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "rng": RNG(), "step": 0}
+
+
+def resumes(path: Path, kind: str, other: str) -> tuple[list[float], list[float]]:
+    """Save by the first rank, load on both into a module with another wrapper, and train on."""
+    state = made(kind, 0)
+    step(state["model"], state["optimizer"])
+    if dist.get_rank() == 0:
+        save_state({**state, "step": 1}, path)
+    losses = [step(state["model"], state["optimizer"]) for _ in range(2)]
+    dist.barrier()
+    fresh = load_state(path, into=made(other, 1))
+    assert fresh["step"] == 1
+    found = [step(fresh["model"], fresh["optimizer"]) for _ in range(2)]
+    dist.barrier()
+    return losses, found
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_save_state_by_one_rank_resumes_both(kind: str, two: Ranks, path: Path) -> None:
+    for other in ("none", kind):
+        found = two.run(resumes, path, kind, other)
+        losses, resumed = found[0]
+        assert resumed == losses
+    names = ingot.open(path).keys()
+    assert {name for name in names if name.startswith("model.0")} == {"model.0.weight", "model.0.bias"}
+    assert not any("module" in name or "_orig_mod" in name for name in names)
