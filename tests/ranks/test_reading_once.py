@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -132,6 +133,34 @@ def test_read_once_reads_each_byte_once_per_job_or_node(four, path):
     assert sum(four.run(bytes_asked_for, path, "auto", [0, 0, 1, 1])) <= 1.02 * nbytes
     alone = four.run(bytes_asked_for, path, "auto")
     assert sum(alone) > 2 * nbytes
+
+
+def peak_beside_tensors(path, count):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    target = {
+        f"{number}": distribute_tensor(torch.ones(1024, 2048), mesh, [Shard(1)], src_data_rank=None)
+        for number in range(count)
+    }
+
+    def memory(field):
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith(f"{field}:"))
+
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    before = memory("VmRSS")
+    load_into(target, path, read_once="job")
+    assert all(float(tensor.to_local()[3, 4]) == 2.0 for tensor in target.values())
+    return memory("VmHWM") - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_read_once_takes_little_memory_beside_the_tensors(four, tmp_path):
+    # Several windows of each rank.
+    tensor = torch.full((1024, 2048), 2.0)
+    save_file({f"{number}": tensor.clone() for number in range(48)}, tmp_path / "model.safetensors")
+    peaks = four.run(peak_beside_tensors, tmp_path / "model.safetensors", 48)
+    assert max(peaks) <= 128 << 20
 
 
 def test_read_once_needs_a_process_group(path):

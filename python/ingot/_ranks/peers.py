@@ -65,11 +65,25 @@ class Parcels(NamedTuple):
     def of(cls, for_each: Sequence[Sequence[torch.Tensor]], from_each: list[int]) -> Parcels:
         """Pack the pieces to send, and allocate memory for the bytes to receive."""
         sizes = [sum(padded(piece.shape, piece.itemsize) for piece in pieces) for pieces in for_each]
-        run = Run(torch.empty(sum(sizes), dtype=torch.uint8))
+        run = Run(buffer(sum(sizes)))
         for pieces in for_each:
             for piece in pieces:
                 run.take(tuple(piece.shape), piece.itemsize).copy_(raw(piece))
-        return cls(sizes, run.memory, from_each, torch.empty(sum(from_each), dtype=torch.uint8))
+        return cls(sizes, run.memory, from_each, buffer(sum(from_each)))
+
+
+# glibc may keep freed memory of up to 32 MiB, and returns more than that to the system at once.
+_MAPPED_NBYTES = (32 << 20) + 1
+_SMALL_NBYTES = 1 << 20
+
+
+def buffer(nbytes: int) -> torch.Tensor:
+    """Return bytes for a window, which return to the system when they are freed.
+
+    Pages that are reserved and not written take no memory.
+    """
+    reserved = nbytes if nbytes < _SMALL_NBYTES else max(nbytes, _MAPPED_NBYTES)
+    return torch.empty(reserved, dtype=torch.uint8)[:nbytes]
 
 
 class Run:

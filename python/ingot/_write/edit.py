@@ -293,8 +293,8 @@ def repair(
         ``"last-kept"``
             The last of several values for one metadata key was kept, as other readers do.
         ``"value-left-out"``
-            Metadata that is not an object, or a broken record of ingot's own, was dropped. A training state is
-            broken if it names a tensor that is left out.
+            Metadata that is not an object, or a broken record of ingot's own, was dropped. A training state
+            is broken if it names a tensor that is left out.
         ``"rewritten"``
             A harmless deviation was corrected: padding, unknown fields, the order of the entries.
 

@@ -19,7 +19,7 @@ from ingot._base.checks import is_path
 from ingot._base.text import located
 from ingot._base.waits import settled
 from ingot._native import Checkpoint, TensorInfo
-from ingot._ranks.peers import Parcels, Peers, Run, padded, raw, sides, this_node
+from ingot._ranks.peers import Parcels, Peers, Run, buffer, padded, raw, sides, this_node
 from ingot._ranks.placements import Box, Part, in_elements, within
 from ingot._ranks.plan import Block, Plan, Tensor, Wants, plan, sent
 from ingot._read.door import TRIES, Reads
@@ -255,17 +255,22 @@ class Load:
                     # It reads into another buffer than the one that is being packed.
                     stage = ahead.submit(self._stage, following, by_others)
                     window = self._pack(windows, staged)
+                    # Each buffer is freed after its last use: a rank has three windows in memory.
+                    del staged
                 except BaseException as error:
                     fault = error
             if not peers.agree(fault, doing, more=windows is not None) or window is None:
                 return
             parcels, arriving = window
             peers.exchange(parcels, doing)
+            received = parcels.received
+            del window, parcels
             try:
-                self._unpack(arriving, parcels.received)
+                self._unpack(arriving, received)
                 self._tell(arriving, by_others)
             except BaseException as error:
                 fault = error
+            del received
             windows = following
 
     def _tell(self, pieces: list[_Piece], reads: Reads) -> None:
@@ -279,7 +284,7 @@ class Load:
         """Read the window of this rank: each block as integers of the element's size."""
         mine = dict(windows or []).get(self._peers.rank, [])
         shapes = [(sides(block.box), block.pattern.tensor.itemsize) for block in mine]
-        memory = Run(torch.empty(sum(padded(*one) for one in shapes), dtype=torch.uint8))
+        memory = Run(buffer(sum(padded(*one) for one in shapes)))
         found = [(block, memory.take(*one)) for block, one in zip(mine, shapes, strict=True)]
         infos = [self._infos[block.tensor] for block in mine]
         rows = enumerate(zip(infos, (elements for _, elements in found), strict=True))

@@ -97,7 +97,7 @@ def load_into(
     other devices and other dtypes, they are read in pieces of at most 64 MiB, which torch then copies: onto a
     GPU with a supported driver directly, otherwise through pinned memory if torch has some for the device.
     The device converts to wider floats, the host to others. The copies are in the order of the device's
-    current stream. Data that ranks send each other takes up to 224 MiB of a rank's memory. For a URL or a
+    current stream. Data that ranks send each other takes up to 128 MiB of a rank's memory. For a URL or a
     network file system, the first rank reads the index and the headers, and sends them to the others. The
     module's own loading hooks do not run: `load_model` runs them.
 
