@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from . import torch as torch
     from . import typing as typing
     from ._base.keys import glob
+    from ._checkpoints.checkpoints import Checkpoints
     from ._convert import Conversion, convert
     from ._native import TensorInfo
     from ._read.check import Check, check
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cast",
     "Check",
+    "Checkpoints",
     "Conversion",
     "Diff",
     "Download",
@@ -115,6 +117,7 @@ _LATER = {
     for module, names in {
         "_base.keys": "glob",
         "_base.report": "restored",
+        "_checkpoints.checkpoints": "Checkpoints",
         "_convert": "Conversion LeftOut convert",
         "_native": "TensorInfo",
         "_read.check": "Check Problem check",

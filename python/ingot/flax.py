@@ -342,9 +342,9 @@ load = _whole.load
 load_file = _whole.load_file
 save = _whole.save
 save_file = _whole.save_file
-_states = States("flax", _whole)
-load_state = _states.load_state
-save_state = _states.save_state
+states = States("flax", _whole)
+load_state = states.load_state
+save_state = states.save_state
 
 
 def __dir__() -> list[str]:

@@ -486,9 +486,9 @@ def at(array: Array, index: Any) -> Array:
 
 
 _whole: Whole[Array] = Whole(wrap, mover, at, payload, value="array", export=_export, into=_fill)
-_states = States("numpy", _whole)
-load_state = _states.load_state
-save_state = _states.save_state
+states = States("numpy", _whole)
+load_state = states.load_state
+save_state = states.save_state
 
 
 def __dir__() -> list[str]:

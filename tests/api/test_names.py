@@ -29,6 +29,7 @@ ROWS |= {f"the other frameworks: {row.called}": row for row in NAMES.alike()}
 
 # Names without exceptions. The methods of `safe_open` raise `ClosedError`, which the class documents once.
 SILENT = {
+    "ingot.Checkpoints.stopping",
     "ingot.PrefetchLoader.close",
     "ingot.PrefetchLoader.names",
     "ingot.TensorSlice.get_dtype",

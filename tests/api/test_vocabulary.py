@@ -42,6 +42,8 @@ WORDS = {
 INSTEAD = {word: instead for instead, words in WORDS.items() for word in words.split()}
 # Functions that have such a name nevertheless.
 ADMITTED = {
+    ("ingot.Checkpoints", "directory"): "it is read and written",
+    ("ingot.Checkpoints", "keep"): "how many steps stay, not which tensors",
     ("ingot.Ranges", "path"): "where an object is in its store, as obstore and fsspec say it",
 }
 
@@ -64,6 +66,15 @@ OTHERWISE = {
         "ingot.serialize_file": "upstream replaces the file",
         "*.save_model": "upstream replaces the file",
         "*.save_state": "training replaces its last state, as with torch.save",
+    },
+    "background": {
+        "ingot.Checkpoints.save": "training goes on while a step is written",
+    },
+    "framework": {
+        "ingot.Checkpoints": "None is the framework of the objects in the state",
+    },
+    "step": {
+        "ingot.Checkpoints.load": "None is the newest step",
     },
     "destination": {
         "*.save_state": "what is written to has a `write`, as for save_file",

@@ -180,8 +180,12 @@ def right(name: str, argument: str, path: Path) -> Any:
         "path": "m.safetensors",
         "set": {"k": "v"},
         "source": path,
+        "step": 1,
         "sources": [path],
         "specs": {"b": ("F32", [2])},
+        "directory": path.with_name("run"),
+        "keep": 3,
+        "keep_every": None,
         "state": {"a": torch.zeros(2), "step": 3},
         "store": Store(),
         "into": {"a": torch.zeros(2)},
@@ -208,6 +212,11 @@ FITTING = [
     ("index", 5),
     ("index", [5]),
     ("index", None),
+    ("keep", 5),
+    ("keep", None),
+    ("keep_every", 5),
+    ("signal", 5),
+    ("step", 5),
     ("timeout", 5),
     ("timeout", 1.5),
 ]
@@ -224,6 +233,8 @@ def called(name: str, path: Path) -> Iterator[Any]:
         elif owner == "ingot.PrefetchLoader":
             file = stack.enter_context(ingot.open(path))
             function = getattr(stack.enter_context(file.prefetch()), method)
+        elif owner == "ingot.Checkpoints":
+            function = getattr(ingot.Checkpoints(path.with_name("run")), method)
         elif name == "ingot.Writer.write":
             writer = ingot.Writer(path.with_name("w"), {"a": ("F32", [2])})
             stack.callback(writer.close)

@@ -131,6 +131,21 @@ def warm(source: Path, out: Path, /, **options: Any) -> None:
         file.warm(**options)
 
 
+def checkpoints(out: Path) -> ingot.Checkpoints:
+    return ingot.Checkpoints(out.parent / "run")
+
+
+def save_step(source: Path, out: Path, /, **options: Any) -> None:
+    with checkpoints(out) as made:
+        made.save(1, ARRAYS, **options)
+
+
+def load_step(source: Path, out: Path, /, **options: Any) -> None:
+    with ingot.Checkpoints(source.parent / "run") as made:
+        made.save(1, ARRAYS)
+    made.load(**options)
+
+
 def filled(source: Path, out: Path, /, **options: Any) -> None:
     ingot.torch.load_into(tensors(), source, **options)
 
@@ -228,6 +243,8 @@ CALLS: dict[str, Call] = {
         tensors(), out, **options
     ),
     "ingot.torch.save_model": save_model,
+    "ingot.Checkpoints.save": save_step,
+    "ingot.Checkpoints.latest": lambda source, out, /, **options: checkpoints(out).latest(**options),
     "ingot.torch.save_state": lambda source, out, /, **options: ingot.torch.save_state(
         tensors(), out, **options
     ),
@@ -460,6 +477,8 @@ def write_part(source: Path, out: Path, /, **options: Any) -> None:
 BYTES = ingot.numpy.save(ARRAYS)
 # Calls of functions that have no option of a group.
 MORE_CALLS: dict[str, Call] = {
+    "ingot.Checkpoints": lambda source, out, /, **options: ingot.Checkpoints(out, **options),
+    "ingot.Checkpoints.load": load_step,
     "ingot.Ranges": lambda source, out, /, **options: ingot.Ranges(STORE, "path", **options),
     "ingot.Writer.write": write_part,
     "ingot.safe_open.get": get,

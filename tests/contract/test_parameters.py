@@ -26,13 +26,16 @@ OPTIONS = {
     )
     for option in group.__annotations__
 } | {"metadata", "background"}
+# A folder of checkpoints has a vocabulary of its own: steps, metrics, and which steps stay. No other function
+# has these names, and programs that save single files do not meet them.
+OF_CHECKPOINTS = {"directory", "keep", "keep_every", "best", "step", "metrics", "signal"}
 API = public_api()
 # Functions with upstream's parameters, which are too many.
 UPSTREAMS: dict[str, int] = {}
 
 
 def test_parameter_names_are_few(capsys: pytest.CaptureFixture[str]) -> None:
-    names = {name for function in API.values() for name in parameters(function)}
+    names = {name for function in API.values() for name in parameters(function)} - OF_CHECKPOINTS
     total = sum(len(parameters(function)) for function in API.values())
     keys = ", ".join(groups.WriteOptions.__annotations__)
     with capsys.disabled():
@@ -42,6 +45,15 @@ def test_parameter_names_are_few(capsys: pytest.CaptureFixture[str]) -> None:
         )
         print(", ".join(sorted(names)))
     assert len(names) <= MOST_NAMES
+
+
+def test_names_of_checkpoints_are_theirs_alone() -> None:
+    takers = {
+        name: [one for one, function in API.items() if name in parameters(function)]
+        for name in OF_CHECKPOINTS
+    }
+    assert all(takers.values())
+    assert all(one.startswith("ingot.Checkpoints") for found in takers.values() for one in found)
 
 
 def test_parameters_of_one_call_are_few(capsys: pytest.CaptureFixture[str]) -> None:

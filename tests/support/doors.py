@@ -13,7 +13,7 @@ from ingot._base.frameworks import FRAMEWORKS
 # In this order: paddle ends the process that has imported tensorflow before.
 MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
 # Classes that users call.
-CLASSES = ("ingot.Ranges", "ingot.Writer", "ingot.safe_open")
+CLASSES = ("ingot.Checkpoints", "ingot.Ranges", "ingot.Writer", "ingot.safe_open")
 
 
 def public_functions() -> dict[str, Any]:

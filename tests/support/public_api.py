@@ -23,6 +23,7 @@ MODULES = (
 ALIKE = "ingot.<framework>"
 #: The classes that users make objects of, by calling them.
 MADE = (
+    "ingot.Checkpoints",
     "ingot.Ranges",
     "ingot.Writer",
     "ingot.safe_open",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import partial
@@ -251,13 +251,24 @@ class States:
         return (found, StateReport(restoring.plain, restoring.missing)) if return_report else found
 
     def loaded(
-        self, source: Source, how: Loading, move: Moving, into: Any = None, types: Iterable[type] = ()
+        self,
+        source: Source,
+        how: Loading,
+        move: Moving,
+        into: Any = None,
+        types: Iterable[type] = (),
+        check: Callable[[Checkpoint], None] | None = None,
     ) -> tuple[Any, Restoring]:
-        """Load a state. Returns the tree, and how it was restored."""
+        """Load a state. Returns the tree, and how it was restored.
+
+        `check` is called with the open file before it is read, and raises to reject it.
+        """
         # A state outlives its file, which training replaces.
         how = how._replace(backend="pread") if how.backend == "auto" else how
 
         def work(checkpoint: Checkpoint, reads: Reads) -> tuple[Any, Restoring]:
+            if check is not None:
+                check(checkpoint)
             return self._read(checkpoint, reads, how, move, into, types)
 
         found, restoring = door.loaded(source, how, work)

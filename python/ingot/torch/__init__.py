@@ -26,6 +26,7 @@ from ._load_into import load_into
 from ._model import load_model, save_model
 from ._sharded import save_sharded
 from ._state import RNG, load_state, save_state
+from ._state import states as states
 from ._tensors import DTYPES as DTYPES
 from ._tensors import at as at
 from ._tensors import wrap as wrap

@@ -1,0 +1,789 @@
+"""A folder of checkpoints of a training run."""
+
+from __future__ import annotations
+
+import os
+import signal as signals
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from secrets import token_hex
+from sys import modules
+from types import FrameType, TracebackType
+from typing import Any, Literal, NamedTuple, Self, Unpack
+from warnings import warn
+from weakref import finalize
+
+from ingot._base.checks import checked_mapping, counted, is_durable, one_of
+from ingot._base.frameworks import adapter, module_of, owner
+from ingot._base.options import Loading, Saving, argument, checked, takes
+from ingot._base.text import _escaped, located
+from ingot._base.waits import settled
+from ingot._native import Checkpoint, replace_file
+from ingot._read.digest import verify as verified
+from ingot._state.face import States
+from ingot._state.objects import is_live, is_tensor, within
+from ingot._write.background import SAVES, SaveFuture
+from ingot._write.directory import new_folders
+from ingot.errors import CheckpointError, HeaderError, IntegrityError, OptionError, StorageError
+from ingot.typing import Framework, NoOptions, Path
+
+from . import retention
+from .commit import (
+    PINNED,
+    SAVE_KEY,
+    STATE,
+    Commit,
+    check,
+    check_directory,
+    committed,
+    folder_of,
+    is_committed,
+    is_foreign,
+    read,
+    stored,
+    write,
+)
+from .lease import Lease
+from .retention import Best, Rules
+
+_counted_step = partial(counted, "step")
+
+#: Frameworks with training states, in the order in which a state with several is one of them.
+_WITH_STATES = ("torch", "flax", "numpy")
+_PACKAGES = {"flax": "jax"}
+# Codes of a `CheckpointError` about a damaged step. The others are about the caller's objects, or a version.
+_DAMAGES = ("invalid-commit", "changed-step")
+
+
+class _Choice(NamedTuple):
+    """A step that was chosen, the result of the work on it, and the later steps that are damaged."""
+
+    step: int
+    result: Any
+    damaged: dict[int, Exception]
+
+
+@takes()
+class Checkpoints:
+    """Save, keep and find the checkpoints of a training run in a directory.
+
+    Parameters
+    ----------
+    directory : str, bytes or os.PathLike
+        The directory, which the first save makes. Each step is a directory in it, such as ``step-00000700``.
+    keep : int, optional
+        How many of the last steps stay, 1 or more. None keeps all.
+    keep_every : int, optional
+        Steps that are multiples of this number stay.
+    best : tuple of (str, {"min", "max"}, int), optional
+        ``("loss", "min", 2)`` keeps the two steps with the smallest metric ``"loss"``.
+    framework : {"torch", "flax", "numpy"}, optional
+        The framework whose functions save and load the states. By default the one that the objects in the
+        state are of. Without objects to look at, the framework that saved the step if it is imported, else
+        NumPy.
+
+    Raises
+    ------
+    CheckpointError
+        The directory contains checkpoints of another program (``code`` is ``"foreign-checkpoints"``).
+    NotADirectoryError
+        `directory` is a file.
+    OptionError, TypeError
+        An option has a wrong value.
+
+    Notes
+    -----
+    A step is saved as one file, which never changes, and a commit file, which is written last and removed
+    first. A step without a commit file does not exist. After a kill at any moment, `latest` finds the last
+    step that was complete (FORMAT.md, "Folders of checkpoints").
+
+    One process at a time saves to a directory, on any machine that shares it. The first save takes a lease,
+    which ends with the ``with`` block or the program. Any number of processes may load meanwhile.
+
+    A background save copies the state to the host first, so it needs the memory for one copy. The next save
+    waits for the one before. A failure is raised by the next `save` or `wait`, or at the end of the ``with``
+    block. The interpreter waits for pending saves at exit, and prints a failure on standard error.
+
+    Examples
+    --------
+    >>> import ingot
+    >>> import numpy
+    >>> with ingot.Checkpoints("run", keep=2) as checkpoints:
+    ...     for step in range(1, 5):
+    ...         checkpoints.save(step, {"weights": numpy.full(3, step), "step": step})
+    >>> checkpoints.steps(), checkpoints.load()["step"]
+    ([3, 4], 4)
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        keep: int | None = 3,
+        keep_every: int | None = None,
+        best: tuple[str, Literal["min", "max"], int] | None = None,
+        *,
+        framework: Framework | None = None,
+        **options: Unpack[NoOptions],
+    ) -> None:
+        given = checked(
+            Checkpoints,
+            locals(),
+            keep=partial(counted, "keep", least=1, or_none=True),
+            keep_every=partial(counted, "keep_every", least=1, or_none=True),
+            best=checked_best,
+            framework=checked_framework,
+        )
+        # The program may change the current directory.
+        self._directory = os.path.join(os.getcwd(), os.fsdecode(given["directory"]))
+        check_directory(self._directory)
+        self._rules = Rules(given["keep"], given["keep_every"], given["best"])
+        self._framework: str | None = given["framework"]
+        self._lease = Lease(self._directory)
+        self._pending: list[SaveFuture] = []
+        # The step that was saved or loaded last, and whether later ones are damaged.
+        self._step: int | None = None
+        self._has_fallen_back = False
+        # The steps that this object has saved, or that were there when it loaded one.
+        self._seen: set[int] = set()
+        self._is_stopping = False
+        self._handlers: dict[int, Any] = {}
+        finalize(self, self._lease.release)
+
+    def __repr__(self) -> str:
+        return f"ingot.Checkpoints({self._directory!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for pending saves, restore the handlers of signals and release the lease."""
+        try:
+            if error is None:
+                self.wait()
+            else:
+                # A failure of a save is printed at exit, so that it does not replace this error.
+                for pending in self._pending:
+                    settled(pending)
+        finally:
+            self._pending.clear()
+            for number, previous in self._handlers.items():
+                signals.signal(number, signals.SIG_DFL if previous is None else previous)
+            self._handlers.clear()
+            self._lease.release()
+
+    @takes()
+    def save(
+        self,
+        step: int,
+        state: Any,
+        *,
+        background: bool = True,
+        metrics: Mapping[str, float] | None = None,
+        **options: Unpack[NoOptions],
+    ) -> None:
+        """Save a step, and delete the steps that need not stay.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step, 0 or more.
+        state : object
+            The state, as for `ingot.torch.save_state`.
+        background : bool
+            Return when the state is copied, and write in a thread. False returns when the step is on disk.
+        metrics : dict of str to float, optional
+            Metrics to store with the step, for `best`.
+
+        Raises
+        ------
+        StorageError
+            Writing failed, or another process saves to the directory (``code`` is ``"busy"``,
+            ``"lease-lost"``), or the directory cannot be locked (``"lease"``). Also for a failure of the
+            background save before.
+        CheckpointError
+            Another program has saved this step or a later one, and this program has not loaded since
+            (``"not-resumed"``); or the step exists with other metrics (``"step-exists"``).
+        SaveError, OSError, TypeError, OptionError
+            As for `ingot.torch.save_state`. Nothing has been written.
+
+        Notes
+        -----
+        Steps are deleted in the background, after the new one is durable. So the disk needs room for one step
+        more than those that stay.
+
+        If training went back to an earlier step, later steps are renamed to ``abandoned-...``, and none of
+        the functions returns them. Saving the step that was saved or loaded last does nothing, so that a
+        training run may end with a save.
+
+        Examples
+        --------
+        >>> with ingot.Checkpoints("run") as checkpoints:
+        ...     checkpoints.save(100, {"weights": numpy.ones(3), "step": 100}, metrics={"loss": 0.5})
+        """
+        given = checked(self.save, locals(), step=_counted_step, metrics=checked_metrics)
+        step, values = given["step"], given["metrics"]
+        self.wait()
+        self._take_lease()
+        if step == self._step and self._has(step, values):
+            return
+        self._set_aside(step)
+        folder = folder_of(self._directory, step)
+        commit = Commit(step, token_hex(8), self._framework_of(state), STATE, values or {}, {})
+        how = Saving(
+            metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
+        )
+        path = os.path.join(folder, STATE)
+        with new_folders(folder):
+            self._make(folder)
+            writing = _states(commit.framework).saved(state, path, how)
+        end = partial(self._commit, writing, folder, commit)
+        if writing is None:
+            end()
+        else:
+            # `_commit` raises its failure.
+            writing._outcome.is_asked = True
+            self._put(end, folder)
+        self._step, self._has_fallen_back = step, False
+        self._seen.add(step)
+        self._put(self._clear, self._directory)
+
+    def steps(self) -> list[int]:
+        """Return the numbers of the steps in ascending order.
+
+        Returns
+        -------
+        list of int
+            All steps with a commit file. Their other files are not looked at.
+
+        Raises
+        ------
+        OSError
+            The directory cannot be read.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.wait()
+        >>> checkpoints.steps()
+        [100]
+        """
+        return committed(self._directory)
+
+    @takes()
+    def latest(self, *, verify: bool = False, **options: Unpack[NoOptions]) -> int | None:
+        """Return the newest step that is whole.
+
+        Parameters
+        ----------
+        verify : bool
+            Read all bytes and compare them with their digests. By default only the sizes and the headers of
+            files are compared with the commit file.
+
+        Returns
+        -------
+        int or None
+            The number of the step. None without a whole step.
+
+        Raises
+        ------
+        CheckpointError
+            A later version of ingot wrote a step (``code`` is ``"later-checkpoint"``), or another program
+            did (``"foreign-checkpoints"``).
+        OSError
+            A file cannot be opened.
+
+        Warns
+        -----
+        RuntimeWarning
+            A newer step is damaged.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.wait()
+        >>> checkpoints.latest(), checkpoints.latest(verify=True)
+        (100, 100)
+        """
+        checked(self.latest, locals())
+
+        def prove(folder: str, commit: Commit) -> None:
+            for name in commit.files if verify else ():
+                verified(os.path.join(folder, name))
+
+        found = self._first(lambda commits: sorted(commits, reverse=True), prove)
+        if found is None:
+            return None
+        self._warn_of_damage(found.damaged, f"step {found.step} is the latest that is whole")
+        return found.step
+
+    def best(self) -> int | None:
+        """Return the step with the best value of the metric that `Checkpoints` was made with.
+
+        Returns
+        -------
+        int or None
+            The number of the step, or None if no step has the metric. The later of two equal steps.
+
+        Raises
+        ------
+        OptionError
+            `Checkpoints` was made without `best` (``code`` is ``"no-metric"``).
+        CheckpointError, OSError
+            As for `latest`.
+
+        Warns
+        -----
+        RuntimeWarning
+            A better step is damaged.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run", best=("loss", "min", 1))
+        >>> checkpoints.save(100, {"step": 100}, metrics={"loss": 0.5})
+        >>> checkpoints.save(200, {"step": 200}, metrics={"loss": 0.7})
+        >>> checkpoints.wait()
+        >>> checkpoints.best()
+        100
+        """
+        rule = self._rules.best
+        if rule is None:
+            message = 'best() needs the name of a metric: Checkpoints(..., best=("loss", "min", 1))'
+            raise OptionError(message, code="no-metric")
+
+        def ranked(steps: Iterable[int]) -> list[int]:
+            commits = retention.commits_in(self._directory)
+            return rule.ranked(commits[step] for step in steps if step in commits)
+
+        found = self._first(ranked, lambda folder, commit: None)
+        if found is None:
+            return None
+        self._warn_of_damage(found.damaged, f"step {found.step} is the best that is whole")
+        return found.step
+
+    @takes()
+    def load(self, step: int | None = None, *, into: Any = None, **options: Unpack[NoOptions]) -> Any:
+        """Load the state of a step, and compare all bytes with their digests.
+
+        Parameters
+        ----------
+        step : int, optional
+            The number of the step. By default the newest one that is whole.
+        into : object, optional
+            A tree with live objects and tensors that are filled, as for `ingot.torch.load_state`.
+
+        Returns
+        -------
+        object
+            The state, with the objects of `into` in their places.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such step, or none at all (``code`` is ``"no-step"``), or none that is whole
+            (``"no-valid-step"``). Or a step is not as `latest` accepts it, or does not fit `into`.
+        IntegrityError
+            The given step is damaged.
+        OSError, HeaderError, StorageError, DestinationError, DtypeError
+            As for `ingot.torch.load_state`.
+
+        Warns
+        -----
+        RuntimeWarning
+            The newest step is damaged, and an earlier one was loaded. The next save sets the later ones
+            aside: it renames them to ``abandoned-...``.
+
+        Notes
+        -----
+        If another process deletes the step meanwhile, the newest is chosen again.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.load()
+        {'step': 100}
+        """
+        step = checked(self.load, locals(), step=partial(counted, "step", or_none=True))["step"]
+        self.wait()
+        work = partial(self._loaded, into=into)
+        seen = self.steps()
+        if step is not None:
+            folder = folder_of(self._directory, step)
+            if not is_committed(folder):
+                raise self._no_step(step)
+            commit = read(folder)
+            check(folder, commit)
+            loaded = work(folder, commit)
+            self._seen.update(seen)
+            self._step, self._has_fallen_back = step, False
+            return loaded
+        found = self._first(lambda commits: sorted(commits, reverse=True), work)
+        if found is None:
+            raise self._no_step(None)
+        self._seen.update(seen)
+        self._step, self._has_fallen_back = found.step, bool(found.damaged)
+        self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
+        return found.result
+
+    def pin(self, step: int) -> None:
+        """Keep a step until `delete`, or until the file ``pinned`` in its directory is removed.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step. Any process may pin it, also while another one saves.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such step (``code`` is ``"no-step"``).
+        OSError, StorageError
+            The file cannot be written.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.pin(100)
+        """
+        step = argument(self.pin, "step", step, _counted_step)
+        self.wait()
+        folder = folder_of(self._directory, step)
+        if is_committed(folder):
+            replace_file(os.path.join(folder, PINNED), [], durable=is_durable(None), overwrite=True)
+            # The saving process may have deleted it meanwhile.
+            if is_committed(folder):
+                return
+            retention.unpin(folder)
+        raise self._no_step(step)
+
+    def delete(self, step: int) -> None:
+        """Delete a step, pinned or not.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+
+        Raises
+        ------
+        CheckpointError
+            There is no such step (``code`` is ``"no-step"``).
+        StorageError
+            Another process saves to the directory, or it cannot be locked, as for `save`.
+        OSError
+            A file cannot be removed.
+
+        Notes
+        -----
+        Files that the user has put into the directory of the step stay.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.delete(100)
+        >>> checkpoints.steps()
+        []
+        """
+        step = argument(self.delete, "step", step, _counted_step)
+        self.wait()
+        folder = folder_of(self._directory, step)
+        if not is_committed(folder):
+            raise self._no_step(step)
+        self._take_lease()
+        retention.unpin(folder)
+        retention.delete(folder)
+
+    def wait(self) -> None:
+        """Wait for pending saves and deletions.
+
+        Raises
+        ------
+        StorageError, OSError
+            A save in the background has failed. The message has the path. Each failure is raised once.
+
+        Examples
+        --------
+        >>> checkpoints = ingot.Checkpoints("run")
+        >>> checkpoints.save(100, {"step": 100})
+        >>> checkpoints.wait()
+        """
+        while self._pending:
+            settled(self._pending[0])
+            self._pending.pop(0).result()
+
+    def save_on_signal(self, signal: int) -> None:
+        """Have `stopping` return True after a signal, such as ``SIGTERM`` before a machine is taken away.
+
+        Parameters
+        ----------
+        signal : int
+            The signal, until the end of the ``with`` block. Its handler does nothing but remember the signal.
+
+        Raises
+        ------
+        ValueError, OSError
+            As for `signal.signal`: it is called in another than the main thread, or the signal cannot be
+            handled.
+
+        Examples
+        --------
+        >>> import signal
+        >>> with ingot.Checkpoints("run") as checkpoints:  # doctest: +SKIP
+        ...     checkpoints.save_on_signal(signal.SIGTERM)
+        ...     for step in range(first, last):
+        ...         train(state)
+        ...         is_last = checkpoints.stopping()
+        ...         if is_last or step % 100 == 0:
+        ...             checkpoints.save(step, state)
+        ...         if is_last:
+        ...             break
+        """
+        number = argument(self.save_on_signal, "signal", signal, partial(counted, "signal", least=1))
+        previous = signals.signal(number, self._note)
+        self._handlers.setdefault(number, previous)
+
+    def stopping(self) -> bool:
+        """Return whether a signal of `save_on_signal` has arrived: save the step and leave the loop.
+
+        Returns
+        -------
+        bool
+            True from the signal on.
+
+        Examples
+        --------
+        >>> ingot.Checkpoints("run").stopping()
+        False
+        """
+        return self._is_stopping
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._is_stopping = True
+
+    def _take_lease(self) -> None:
+        """Take the lease, and remove what an earlier process has left."""
+        os.makedirs(self._directory, exist_ok=True)
+        if self._lease.acquire():
+            retention.clean(self._directory)
+
+    def _make(self, folder: str) -> None:
+        """Make the directory of a step."""
+        if os.path.lexists(folder):
+            # A save of this process has failed.
+            retention.clean_step(folder)
+        try:
+            os.mkdir(folder)
+        except FileExistsError:
+            raise is_foreign(folder, "the directory has files of another program") from None
+
+    def _has(self, step: int, metrics: dict[str, float] | None) -> bool:
+        """Return whether a step exists. Raise if it has other metrics."""
+        folder = folder_of(self._directory, step)
+        if not is_committed(folder):
+            return False
+        known = read(folder).metrics
+        if metrics is not None and repr(metrics) != repr(known):
+            reason = f"the step exists with the metrics {known}: pass them when the step is saved first"
+            raise located(
+                CheckpointError, reason, code="step-exists", path=folder, expected=metrics, found=known
+            )
+        return True
+
+    def _set_aside(self, step: int) -> None:
+        """Set aside the steps that training has gone back from."""
+        first = step if self._step is None or not self._has_fallen_back else min(step, self._step + 1)
+        later = [one for one in committed(self._directory) if one >= first]
+        unseen = [one for one in later if one not in self._seen]
+        if unseen:
+            since = "this program has loaded none" if self._step is None else f"step {self._step} was loaded"
+            reason = f"step {step} cannot be saved: another program saved step {unseen[-1]}, and {since}"
+            way_out = "call load() to continue after it, or choose another directory to begin anew"
+            raise located(
+                CheckpointError,
+                f"{reason}: {way_out}",
+                code="not-resumed",
+                path=self._directory,
+                found=unseen[-1],
+            )
+        for one in later:
+            retention.set_aside(self._directory, one)
+
+    def _commit(self, writing: SaveFuture | None, folder: str, commit: Commit) -> None:
+        """Write the commit file after the files that it names."""
+        try:
+            if writing is not None:
+                writing.result()
+            files = {STATE: stored(os.path.join(folder, STATE))}
+            durable = is_durable(None)
+            if durable:
+                _flush(self._directory)
+            self._lease.check()
+            write(folder, commit._replace(files=files), durable)
+        except BaseException:
+            if self._lease.is_held():
+                retention.clean_step(folder)
+            raise
+
+    def _put(self, call: Callable[[], None], path: str) -> None:
+        """Queue a call whose failure the next save raises. Without a next one it is printed at exit."""
+        future = SaveFuture(path)
+        future._outcome.is_warned = True
+        self._pending.append(SAVES.put(call, future))
+
+    def _clear(self) -> None:
+        """Delete the steps that need not stay. Without the lease, the next save raises."""
+        if self._lease.is_held():
+            retention.apply(self._directory, self._rules)
+
+    def _loaded(self, folder: str, commit: Commit, into: Any) -> Any:
+        """Load the state of a step."""
+
+        def compare(checkpoint: Checkpoint) -> None:
+            found = (checkpoint.metadata() or {}).get(SAVE_KEY)
+            if found != commit.save:
+                reason = f"expected the file of save {commit.save}, found {found}"
+                facts: dict[str, Any] = {"expected": commit.save, "found": found, "path": checkpoint.path}
+                raise located(CheckpointError, reason, code="changed-step", **facts)
+
+        states = _states(self._framework_of(into, _imported(commit.framework)))
+        how, move = Loading(verify=True), states.whole.mover(None)
+        found, _ = states.loaded(os.path.join(folder, commit.tree), how, move, into, check=compare)
+        return found
+
+    def _framework_of(self, tree: Any, default: str = "numpy") -> str:
+        """Return the caller's framework, or else the framework of the objects in a state."""
+        if self._framework is not None:
+            return self._framework
+        found = {owner(value) for _, value in within(tree) if is_live(value) or is_tensor(value)}
+        return next((name for name in _WITH_STATES if name in found), default)
+
+    def _first(
+        self, order: Callable[[Iterable[int]], list[int]], work: Callable[[str, Commit], Any]
+    ) -> _Choice | None:
+        """Return the first step in `order` that is whole and that `work` accepts. None without steps.
+
+        Raises
+        ------
+        CheckpointError
+            All steps are damaged.
+        """
+        damaged: dict[int, Exception] = {}
+        while True:
+            steps = [step for step in committed(self._directory) if step not in damaged]
+            step = next(iter(order(steps)), None)
+            if step is None:
+                break
+            folder, commit = folder_of(self._directory, step), None
+            try:
+                commit = read(folder)
+                check(folder, commit)
+                return _Choice(step, work(folder, commit), damaged)
+            except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
+                if _is_there(folder, commit):
+                    if not _is_damage(error):
+                        raise
+                    damaged[step] = error
+        if damaged:
+            first = next(iter(damaged.values()))
+            reason = f"none of the steps {', '.join(map(str, damaged))} is whole: {first}"
+            raise located(CheckpointError, reason, code="no-valid-step", path=self._directory) from first
+        return None
+
+    def _warn_of_damage(self, damaged: dict[int, Exception], outcome: str) -> None:
+        if damaged:
+            steps = "step " if len(damaged) == 1 else "steps "
+            steps += f"{', '.join(map(str, damaged))} {'is' if len(damaged) == 1 else 'are'} damaged"
+            first = next(iter(damaged.values()))
+            warn(f"{_escaped(self._directory)}: {steps}, so {outcome}: {first}", RuntimeWarning, stacklevel=3)
+
+    def _no_step(self, step: int | None) -> CheckpointError:
+        steps = self.steps()
+        shown = f"the last of {len(steps)} is {steps[-1]}" if steps else "it has no steps"
+        reason = "the directory has no step" if step is None else f"there is no step {step}: {shown}"
+        return located(CheckpointError, reason, code="no-step", path=self._directory, expected=step)
+
+
+def _is_there(folder: str, commit: Commit | None) -> bool:
+    """Return whether a step is the one that was read, and has not been deleted or replaced meanwhile."""
+    if commit is None:
+        return is_committed(folder)
+    try:
+        return read(folder).save == commit.save
+    except FileNotFoundError:
+        return False
+    except CheckpointError:
+        return True
+
+
+def _is_damage(error: Exception) -> bool:
+    """Return whether an error is about the bytes of a step."""
+    if isinstance(error, CheckpointError):
+        return error.code in _DAMAGES
+    return isinstance(error, HeaderError | IntegrityError | StorageError | FileNotFoundError)
+
+
+def _states(framework: str) -> States:
+    module: Any = adapter(framework)
+    found: States = module.states
+    return found
+
+
+def _imported(framework: str) -> str:
+    """Return the framework that saved a step if the program has imported it, else NumPy."""
+    is_known = framework in _WITH_STATES and _PACKAGES.get(framework, framework) in modules
+    return framework if is_known else "numpy"
+
+
+def _flush(directory: str) -> None:
+    """Flush the names in a directory to the disk."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def checked_best(best: Any) -> Best | None:
+    """Return the rule of the best steps, after checking its parts."""
+    if best is None:
+        return None
+    if not isinstance(best, tuple) or len(best) != 3 or not isinstance(best[0], str):
+        raise TypeError(f'best must be a tuple such as ("loss", "min", 2) or None, found {best!r}')
+    metric, mode, count = best
+    return Best(metric, one_of("best", mode, ("min", "max")), counted("best", count, least=1))  # type: ignore[arg-type]
+
+
+def checked_framework(framework: Any) -> str | None:
+    """Return the module of a framework, which must have training states."""
+    if framework is None:
+        return None
+    found = module_of(framework)
+    if found not in _WITH_STATES:
+        message = f"framework {framework!r} has no training states: expected one of {', '.join(_WITH_STATES)}"
+        raise OptionError(message, code="unknown-framework", expected=_WITH_STATES, found=framework)
+    return found
+
+
+def checked_metrics(metrics: Any) -> dict[str, float] | None:
+    """Return metrics as floats, which may be numbers of any type, and tensors of one element."""
+    given = checked_mapping("metrics", metrics)
+    if given is None:
+        return None
+    try:
+        return {name: float(value) for name, value in given.items()}
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metrics must be a dict of str to float: {error}") from None
+
+
+__all__ = ["Checkpoints"]

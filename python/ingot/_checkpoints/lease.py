@@ -1,0 +1,286 @@
+"""The lease of a directory: one process at a time writes to it, on any machine.
+
+A lease is a file with a number, which is made only if no file has that name. It names the process that holds
+it, and the process touches it every few seconds. Locks of the system are not used, since network file systems
+do not always have them. Another process takes the next number if the holder is dead, or has not
+touched its file for a minute. Both times are the file server's, so clocks of machines may differ.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import sys
+import threading
+import time
+from contextlib import suppress
+from secrets import token_hex
+from socket import gethostname
+from typing import NamedTuple
+
+from ingot._base.text import _escaped, located
+from ingot._native import replace_file
+from ingot.errors import StorageError
+
+#: Seconds between two touches.
+RENEW_SECONDS = 10.0
+#: Seconds after which a lease that was not touched has expired.
+EXPIRE_SECONDS = 60.0
+_PAUSE_SECONDS = 0.05
+_LEASE = re.compile(r"\.ingot-lease-([0-9]{1,18})\.json")
+# And their temporary files.
+_NEW = re.compile(r"\.{1,2}ingot-lease-[0-9a-f]{16}\.new(\.[0-9a-f]+\.ingot-tmp)?")
+
+
+class Holder(NamedTuple):
+    """A process that holds a lease, as its file names it.
+
+    Attributes
+    ----------
+    token : str
+        Random digits, which no other lease has.
+    host : str
+        The name of the machine.
+    boot : str
+        The boot of the machine and the namespace of processes, in which `process` is unique. May be empty.
+    process : int
+        The process.
+    started : str
+        The time at which the process started, as the system counts it. May be empty.
+    seconds : float
+        The lease expires if it is not touched for this long.
+    """
+
+    token: str
+    host: str
+    boot: str
+    process: int
+    started: str
+    seconds: float
+
+
+class Lease:
+    """The lease of a directory, for one object of this process.
+
+    Parameters
+    ----------
+    directory : str
+        The directory, which exists when the lease is acquired.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._path = ""
+        self._token = ""
+        self._owner = 0
+        self._end = threading.Event()
+
+    def acquire(self) -> bool:
+        """Take the lease unless this object has it. Returns whether it is new.
+
+        Raises
+        ------
+        StorageError
+            Another process has it (``code`` is ``"busy"``), or had it in between (``"lease-lost"``), or the
+            lease cannot be written (``"lease"``).
+        """
+        if self._path and self._owner == os.getpid():
+            self.check()
+            return False
+        try:
+            while not self._try():
+                # Two processes that saw each other both try again.
+                time.sleep(random.uniform(0, _PAUSE_SECONDS))
+            self._clean()
+        except OSError as fault:
+            if isinstance(fault, StorageError) and fault.code == "busy":
+                raise
+            reason = f"could not take the lease of the directory: {fault.strerror or fault}"
+            raise located(
+                StorageError, reason, errno=fault.errno, code="lease", path=self._directory
+            ) from fault
+        self._owner, self._end = os.getpid(), threading.Event()
+        thread = threading.Thread(
+            target=_renew, args=(self._path, self._end), name="ingot-lease", daemon=True
+        )
+        # At exit there are no new threads, and not much left to write.
+        with suppress(RuntimeError):
+            thread.start()
+        return True
+
+    def _try(self) -> bool:
+        """Take the next number, unless another process holds the lease. Returns whether it was possible."""
+        token = token_hex(8)
+        new = os.path.join(self._directory, f".ingot-lease-{token}.new")
+        process = os.getpid()
+        holder = Holder(token, gethostname(), _boot(), process, _started(process) or "", EXPIRE_SECONDS)
+        try:
+            replace_file(new, [json.dumps(holder._asdict()).encode()], durable=False)
+            free = {number: self._freed(number, new) for number in self._numbers()}
+            path = self._named(max(free, default=0) + 1)
+            _link(new, path)
+        except (FileExistsError, FileNotFoundError):
+            if not os.path.isdir(self._directory):
+                raise
+            # Another process was faster, or has removed `new` after it took the lease.
+            return False
+        finally:
+            with suppress(FileNotFoundError):
+                os.remove(new)
+        for number in self._numbers():
+            other = self._named(number)
+            if other != path and _token(other) not in (free.get(number), ""):
+                os.remove(path)
+                return False
+        for number in free:
+            with suppress(FileNotFoundError):
+                os.remove(self._named(number))
+        self._path, self._token = path, token
+        return True
+
+    def _freed(self, number: int, new: str) -> str:
+        """Wait until a lease has expired, and return its token. Raise if its holder is alive."""
+        path = self._named(number)
+        first: float | None = None
+        while True:
+            try:
+                touched, holder = os.stat(path).st_mtime, _holder(path)
+            except FileNotFoundError:
+                return ""
+            os.utime(new)
+            age = os.stat(new).st_mtime - touched
+            alive = None if holder is None else _is_alive(holder)
+            token, seconds = ("", EXPIRE_SECONDS) if holder is None else (holder.token, holder.seconds)
+            if alive is False or age > seconds:
+                return token
+            first = touched if first is None else first
+            if alive or touched != first:
+                raise _busy(self._directory, holder, path)
+            time.sleep(_PAUSE_SECONDS)
+
+    def is_held(self) -> bool:
+        """Return whether this object still has the lease that it took."""
+        return bool(self._path) and self._owner == os.getpid() and _token(self._path) == self._token
+
+    def check(self) -> None:
+        """Raise `StorageError` if another process has taken the lease (``code`` is ``"lease-lost"``)."""
+        if not self.is_held():
+            reason = "another process has taken the lease of the directory, since this one did not renew it"
+            way_out = "stop one of the two"
+            raise located(StorageError, f"{reason}: {way_out}", code="lease-lost", path=self._directory)
+
+    def release(self) -> None:
+        """Remove the lease, if this object and this process hold it."""
+        if not self._path or self._owner != os.getpid():
+            return
+        self._end.set()
+        with suppress(OSError):
+            if self.is_held():
+                os.remove(self._path)
+        self._path = ""
+
+    def _numbers(self) -> list[int]:
+        matches = map(_LEASE.fullmatch, os.listdir(self._directory))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _named(self, number: int) -> str:
+        return os.path.join(self._directory, f".ingot-lease-{number}.json")
+
+    def _clean(self) -> None:
+        """Remove files of processes that were killed while they took the lease. Others try again."""
+        for name in os.listdir(self._directory):
+            if _NEW.fullmatch(name):
+                with suppress(OSError):
+                    os.remove(os.path.join(self._directory, name))
+
+
+def _renew(path: str, end: threading.Event) -> None:
+    while not end.wait(RENEW_SECONDS):
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            return
+        except OSError:
+            # The file server may answer the next time.
+            continue
+
+
+def _link(new: str, path: str) -> None:
+    """Make the file `path` with the content of `new`. Raises `FileExistsError` if it exists."""
+    try:
+        os.link(new, path)
+    except (FileExistsError, FileNotFoundError):
+        raise
+    except OSError:
+        # A file system without hard links.
+        with open(new, "rb") as file, open(path, "xb") as lease:
+            lease.write(file.read())
+
+
+def _holder(path: str) -> Holder | None:
+    """Return the holder that a lease names. None while it is being written."""
+    with open(path, "rb") as file:
+        text = file.read(4096)
+    try:
+        content = json.loads(text)
+        found = Holder(**{name: content[name] for name in Holder._fields})
+        return found._replace(process=int(found.process), seconds=float(found.seconds))
+    except (ValueError, LookupError, TypeError):
+        return None
+
+
+def _token(path: str) -> str:
+    """Return the token of a lease. Empty if the file is missing or invalid."""
+    try:
+        holder = _holder(path)
+    except FileNotFoundError:
+        return ""
+    return "" if holder is None else holder.token
+
+
+def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
+    owner = "another process"
+    if holder is not None:
+        owner = f"process {holder.process} on {_escaped(holder.host)}"
+    way_out = f"stop it, save from one rank only, or remove {os.path.basename(path)} if it is not running"
+    return located(StorageError, f"{owner} saves checkpoints here: {way_out}", code="busy", path=directory)
+
+
+def _is_alive(holder: Holder) -> bool | None:
+    """Return whether the holder runs. None if it runs elsewhere, or on a system without a way to find out."""
+    if holder.host != gethostname() or holder.boot != _boot():
+        return None
+    if not holder.boot and sys.platform == "win32":
+        # Signal 0 would end the process there.
+        return True if holder.process == os.getpid() else None
+    if holder.started:
+        return _started(holder.process) == holder.started
+    try:
+        os.kill(holder.process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def _boot() -> str:
+    """Return the boot of this machine and the namespace of its processes. Empty if it is not Linux."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _started(process: int) -> str | None:
+    """Return the time at which a process started, on Linux. None for a process that is gone or a zombie."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            # The name of the program, in brackets, may have spaces and brackets in it.
+            state, *rest = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in ("Z", "X") else rest[18]

@@ -1,0 +1,186 @@
+"""Which steps stay, and how steps are deleted, set aside and cleaned up. The caller has the lease."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from math import isnan
+from typing import Literal, NamedTuple
+
+from ingot.errors import SafetensorError
+
+from .commit import (
+    COMMIT,
+    DELETING,
+    PINNED,
+    STATE,
+    Commit,
+    check,
+    committed,
+    folder_of,
+    is_committed,
+    numbers,
+    read,
+)
+
+# Temporary files of a save that was killed.
+_TEMPORARY = re.compile(rf"\.({re.escape(STATE)}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")
+_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+
+
+class Best(NamedTuple):
+    """The steps with the best values of a metric.
+
+    Attributes
+    ----------
+    metric : str
+        The name of the metric.
+    mode : {"min", "max"}
+        Whether small or large values are better.
+    most : int
+        The number of steps that stay.
+    """
+
+    metric: str
+    mode: Literal["min", "max"]
+    most: int
+
+    def ranked(self, commits: Iterable[Commit]) -> list[int]:
+        """Return the steps that have the metric, the best first, and the later of two equal ones."""
+        sign = 1 if self.mode == "min" else -1
+        known = [one for one in commits if not isnan(one.metrics.get(self.metric, float("nan")))]
+        return [
+            one.step for one in sorted(known, key=lambda one: (sign * one.metrics[self.metric], -one.step))
+        ]
+
+
+class Rules(NamedTuple):
+    """The steps that stay: the last `keep`, multiples of `keep_every`, and the best. None means no rule."""
+
+    keep: int | None
+    keep_every: int | None
+    best: Best | None
+
+    def kept(self, commits: Mapping[int, Commit]) -> set[int]:
+        """Return which of these steps stay."""
+        if self.keep is None:
+            return {*commits}
+        found = {*sorted(commits)[-self.keep :]}
+        if self.keep_every is not None:
+            found |= {step for step in commits if step % self.keep_every == 0}
+        if self.best is not None:
+            found |= {*self.best.ranked(commits.values())[: self.best.most]}
+        return found
+
+
+def commits_in(directory: str) -> dict[int, Commit]:
+    """Return the commits by step, without damaged ones and later versions."""
+    found = {}
+    for step in committed(directory):
+        with suppress(SafetensorError, FileNotFoundError):
+            found[step] = read(folder_of(directory, step))
+    return found
+
+
+def apply(directory: str, rules: Rules) -> None:
+    """Delete the steps that no rule keeps. The last step that is whole stays in any case."""
+    commits = commits_in(directory)
+    kept = rules.kept(commits)
+    surplus = [step for step in commits if step not in kept]
+    if not surplus:
+        return
+    last = next((step for step in sorted(commits, reverse=True) if _is_whole(directory, commits[step])), None)
+    for step in surplus:
+        if step != last:
+            delete(folder_of(directory, step))
+
+
+def _is_whole(directory: str, commit: Commit) -> bool:
+    try:
+        check(folder_of(directory, commit.step), commit)
+    except (SafetensorError, OSError):
+        return False
+    return True
+
+
+def is_pinned(folder: str) -> bool:
+    """Return whether a step is pinned."""
+    return os.path.exists(os.path.join(folder, PINNED))
+
+
+def delete(folder: str) -> None:
+    """Delete a step that is not pinned: the commit file first, and then the files that it names.
+
+    Another process may pin the step at any time. It looks for the commit file afterwards, so a mark
+    that is made after the commit file is gone was refused.
+    """
+    if is_pinned(folder):
+        return
+    commit, deleting = os.path.join(folder, COMMIT), os.path.join(folder, DELETING)
+    os.replace(commit, deleting)
+    if is_pinned(folder):
+        os.replace(deleting, commit)
+        return
+    _end_deletion(folder)
+
+
+def unpin(folder: str) -> None:
+    """Remove the mark of a pinned step."""
+    _remove(folder, (PINNED,))
+
+
+def _end_deletion(folder: str) -> None:
+    with suppress(SafetensorError):
+        _remove(folder, read(folder, DELETING).files)
+    _remove(folder, (PINNED, DELETING))
+    _remove_folder(folder)
+
+
+def _remove(folder: str, names: Iterable[str]) -> None:
+    for name in names:
+        with suppress(FileNotFoundError):
+            os.remove(os.path.join(folder, name))
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove the directory of a step, unless the user has put files into it."""
+    try:
+        os.rmdir(folder)
+    except OSError as fault:
+        if fault.errno not in _NOT_EMPTY:
+            raise
+
+
+def clean(directory: str) -> None:
+    """Finish deletions that were interrupted, and remove the files of saves that were."""
+    for step in numbers(directory):
+        folder = folder_of(directory, step)
+        if not is_committed(folder):
+            clean_step(folder)
+
+
+def clean_step(folder: str) -> None:
+    """Remove what an interrupted save or deletion has left in the directory of a step."""
+    if os.path.exists(os.path.join(folder, DELETING)):
+        if is_pinned(folder):
+            os.replace(os.path.join(folder, DELETING), os.path.join(folder, COMMIT))
+        else:
+            _end_deletion(folder)
+        return
+    _remove(folder, (STATE, PINNED, *filter(_TEMPORARY.fullmatch, os.listdir(folder))))
+    with suppress(OSError):
+        os.rmdir(folder)
+
+
+def set_aside(directory: str, step: int) -> None:
+    """Rename a step that training has gone back from, so that it is no step any more."""
+    folder = folder_of(directory, step)
+    try:
+        called = read(folder).save
+    except SafetensorError:
+        # A damaged commit file has no id.
+        called = f"{os.stat(folder).st_mtime_ns:x}"
+    os.rename(folder, os.path.join(directory, f"abandoned-{step:08d}-{called}"))
