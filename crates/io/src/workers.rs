@@ -19,8 +19,8 @@ use crate::watch::{POLL, Watch};
 /// threads finish together and an interruption is noticed soon. A whole number of huge pages.
 const CHUNK_NBYTES: usize = 8 << 20;
 
-/// Where reads wait, chunks may be as small as this, so that all threads have some: a read takes so long that it does
-/// not pay to make them smaller.
+/// If reads wait, chunks may be as small as this, so that all threads have some. Smaller ones would not pay, since a
+/// read takes so long.
 const WAITING_CHUNK_NBYTES: usize = 1 << 20;
 
 /// Below this, starting a thread takes longer than reading.
@@ -29,7 +29,7 @@ const ALONE_NBYTES: u64 = 4 << 20;
 /// More threads than this have not been seen to make copying from the page cache faster.
 const MAX_THREADS: usize = 16;
 
-/// Reads at once from a local disk that has to be read: enough to keep it busy.
+/// The number of parallel reads from a local disk: enough to keep it busy.
 const COLD_THREADS: usize = 8;
 
 /// How a number of bytes is read: on how many threads, and how much at once.
@@ -37,7 +37,7 @@ const COLD_THREADS: usize = 8;
 pub(crate) struct Reading {
     pub(crate) threads: usize,
     pub(crate) chunk_nbytes: usize,
-    /// Whether each read waits for something other than this machine.
+    /// Whether each read waits for a network.
     pub(crate) waits: bool,
 }
 
@@ -64,12 +64,12 @@ impl Reading {
         }
     }
 
-    /// What suits `nbytes` bytes of some sources, all of them in these spans. The slowest decides.
+    /// Return what suits `nbytes` bytes of these spans of some sources. The slowest source decides.
     pub(crate) fn of(nbytes: u64, spans: &[(&dyn ReadAt, Range<u64>)], options: &ReadOptions) -> Reading {
         Reading::above(ALONE_NBYTES, nbytes, spans, options)
     }
 
-    /// As [`Reading::of`], where up to `alone_nbytes` bytes, that wait for nothing, are for one thread.
+    /// As [`Reading::of`], but up to `alone_nbytes` bytes of sources that do not wait are read by one thread.
     pub(crate) fn above(
         alone_nbytes: u64,
         nbytes: u64,
@@ -82,7 +82,7 @@ impl Reading {
             .or_else(|| threads_of_environment().ok().flatten())
             .map(NonZeroUsize::get);
         let waiting = spans.iter().filter(|(source, _)| source.waits());
-        // Whoever waits needs no core.
+        // A waiting thread needs no core.
         let Some(at_once) = waiting.map(|(source, _)| source.reads_at_once()).min() else {
             let cores = || {
                 thread::available_parallelism()
@@ -120,7 +120,7 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 /// work if it is enough for one thread only, unless that waits: then the caller has to watch.
 ///
 /// # Errors
-/// The first failure of `work`, or that `watch` wants no more. Tasks that were begun are finished, others dropped.
+/// The first failure of `work`, or an interruption by `watch`. Tasks that have begun are finished, others are dropped.
 pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     reading: Reading,
     tasks: impl IntoIterator<Item = T, IntoIter: Send>,
@@ -164,7 +164,7 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
 /// work is watched by [`Asked`](crate::watch::Asked), since no bytes of it are counted here.
 ///
 /// # Errors
-/// That `watch` wants no more.
+/// An interruption by `watch`.
 pub(crate) fn watched<R: Send, W: FnOnce(StopFlag<'_>) -> R + Send>(
     waits: bool,
     work: W,
@@ -180,7 +180,7 @@ pub(crate) fn watched<R: Send, W: FnOnce(StopFlag<'_>) -> R + Send>(
     outcome.ok_or(Failure::Interrupted)
 }
 
-/// Threads that open files of a directory. More than there are cores, because they mostly wait where the disk is far.
+/// The number of threads that open files of a directory. More than cores, because they mostly wait for a remote disk.
 const MAX_OPENERS: usize = 16;
 
 /// How files of a directory are opened.
@@ -189,7 +189,7 @@ pub(crate) fn of_directory() -> Reading {
     Reading::on((2 * cores).min(MAX_OPENERS))
 }
 
-/// What `work` makes of each of `numbers`, in their order.
+/// Return the results of `work` for each of `numbers`, in order.
 ///
 /// # Errors
 /// The error of the first number, in their order, that fails; later work that has not begun is dropped.
@@ -204,9 +204,9 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     let run = |rank: usize, stop: StopFlag<'_>| {
         let outcome = work(numbers[rank], stop);
         let failed = outcome.is_err();
-        // Each rank is given out once, so the slot is free.
+        // Each rank is assigned once, so the slot is free.
         let _ = done[rank].set(outcome);
-        // Stops the others; what went wrong is in the slot.
+        // Stops the other threads. The failure is in the slot.
         if failed { Err(Failure::Interrupted) } else { Ok(0) }
     };
     let ranks = 0..numbers.len();
@@ -223,7 +223,7 @@ pub(crate) fn in_parallel<T: Send + Sync>(
     Ok(made)
 }
 
-/// What the threads of one call have in common, with the caller that watches.
+/// The state that the threads of one call share with the caller that polls the watch.
 pub(crate) struct Team<'w, E> {
     /// The thread that made the call.
     caller: ThreadId,
@@ -323,7 +323,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
         self.done.fetch_add(nbytes, Ordering::Relaxed) + nbytes
     }
 
-    /// Bytes that are done.
+    /// The number of bytes that are done.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
@@ -347,7 +347,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
     /// Return the outcome.
     ///
     /// # Errors
-    /// The first failure, or that the watch wants no more.
+    /// The first failure, or an interruption.
     pub(crate) fn outcome(&self) -> Result<(), E> {
         locked(&self.failure).take().map_or(Ok(()), Err)
     }

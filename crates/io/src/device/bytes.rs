@@ -1,4 +1,4 @@
-//! Memory of a device that is saved from.
+//! Memory of a device whose bytes are saved.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ use super::fault::DeviceFault;
 use super::ring::Lent;
 use super::stream::DeviceStream;
 
-/// Bytes in memory of a device, which are copied to the host piece by piece, by any thread.
+/// Bytes in the memory of a device, which any thread copies to the host piece by piece.
 #[derive(Clone, Debug)]
 pub struct DeviceBytes {
     stream: DeviceStream,
@@ -20,12 +20,12 @@ pub struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// `nbytes` bytes from `address` on, of the device of `stream`. They are found as [`DeviceStream::begin`] finds them, which
-    /// is called once they are all queued to be written and before the first is copied.
+    /// `nbytes` bytes at `address` on the device of `stream`. Call [`DeviceStream::begin`] after all work that writes
+    /// them is queued, and before the first byte is copied.
     ///
     /// # Safety
-    /// They are allocated there as long as this lives. It cannot be proven that no code writes to them meanwhile: the file
-    /// then gets some of the old bytes and some of the new.
+    /// The bytes stay allocated as long as this object. It cannot be proven that no code writes to them in that time:
+    /// the file then gets some of the old bytes and some of the new.
     pub unsafe fn new(stream: &DeviceStream, address: u64, nbytes: usize) -> DeviceBytes {
         DeviceBytes {
             stream: stream.clone(),
@@ -43,8 +43,9 @@ impl DeviceBytes {
         &self.stream.device
     }
 
-    /// Copy bytes of the same device and stream as these to their places in a slot, and wait until they have arrived. If
-    /// that fails, the slot returns to the ring, and the caller's stream waits for copies that still run.
+    /// Copy these bytes to their positions in a slot, and wait until they have arrived. They must be on the same device
+    /// and stream. If that fails, the slot returns to the ring, and the caller's stream waits for copies that still
+    /// run.
     pub(crate) fn fetch(
         &self,
         slot: &mut Lent,
@@ -55,10 +56,10 @@ impl DeviceBytes {
         fetched.inspect_err(|_| self.stream.settle())
     }
 
-    /// The bytes of `range`, to the place of a slot that begins at `at`.
+    /// Returns the copy of the bytes in `range` to position `at` of a slot.
     ///
     /// # Panics
-    /// There are not that many.
+    /// `range` is not within the bytes.
     pub(crate) fn copied_to(&self, at: usize, range: Range<usize>) -> Copy {
         assert!(range.end <= self.nbytes, "a copy is of bytes that there are");
         Copy {

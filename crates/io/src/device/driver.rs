@@ -1,7 +1,7 @@
 //! The driver of NVIDIA's GPUs, with the functions that copies need. It is loaded when a device is first used, never
 //! before.
 //!
-//! The functions are those that the CUDA driver API exports under versioned names, which a driver keeps:
+//! These are functions of the CUDA driver API with versioned names, which newer drivers keep:
 //! <https://docs.nvidia.com/cuda/cuda-driver-api/>
 #![allow(unsafe_code)]
 
@@ -22,15 +22,15 @@ const LIBRARIES: &[&str] = if cfg!(windows) {
     &["libcuda.so.1", "libcuda.so"]
 };
 
-/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context, not for the current one alone.
+/// `CU_MEMHOSTALLOC_PORTABLE`: the memory is pinned for all contexts.
 const PORTABLE: c_uint = 1;
-/// `CU_STREAM_NON_BLOCKING`: nothing on it waits for the default stream.
+/// `CU_STREAM_NON_BLOCKING`: work on this stream does not wait for the default stream.
 const NON_BLOCKING: c_uint = 1;
-/// `CU_EVENT_DISABLE_TIMING`: an event that only orders work.
+/// `CU_EVENT_DISABLE_TIMING`: the event only orders work, and records no time.
 const UNTIMED: c_uint = 2;
-/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of the thread break no capture of another one.
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls of this thread do not break a capture by another thread.
 const RELAXED: c_int = 2;
-/// `CU_STREAM_LEGACY`, which is what a null stream means to frameworks.
+/// `CU_STREAM_LEGACY`: the default stream, which frameworks pass as a null stream.
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
 /// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
 pub(super) const HOST_NUMA_ID: c_int = 134;
@@ -40,14 +40,14 @@ pub(super) const INTEGRATED: c_int = 18;
 const SUCCESS: c_int = 0;
 const NOT_READY: c_int = 600;
 
-/// An object of the driver, which it gave and takes back.
+/// An object of the driver: a context, a stream or an event.
 macro_rules! handles {
     ($($(#[$about:meta])* $name:ident)*) => {$(
         $(#[$about])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) struct $name(*mut c_void);
 
-        // SAFETY: the address is never followed here, and the driver takes its objects from every thread.
+        // SAFETY: the address is never dereferenced here, and the driver accepts its objects from every thread.
         unsafe impl Send for $name {}
         // SAFETY: as for `Send`.
         unsafe impl Sync for $name {}
@@ -70,7 +70,7 @@ impl Stream {
     }
 }
 
-/// The functions, each by its symbol.
+/// The functions of the driver, each with its symbol.
 macro_rules! calls {
     ($($name:ident = $symbol:literal ($($argument:ident: $type:ty),*);)*) => {
         #[derive(Debug)]
@@ -81,11 +81,13 @@ macro_rules! calls {
         #[allow(dead_code, reason = "`words` and `is_done` need the codes of their functions")]
         impl Calls {
             /// # Safety
-            /// What has these symbols in `library` is the driver, or does as it does.
+            /// `library` is the driver, or a library whose functions with these symbols have the same types and
+            /// behaviour.
             unsafe fn of(library: &Library) -> Result<Calls, DeviceFault> {
                 Ok(Calls {
                     $($name: {
-                        // SAFETY: `get` asks that the symbol has this type: the contract above.
+                        // SAFETY: `get` requires that the symbol has this type, which this function's contract
+                        // guarantees.
                         let found = unsafe { library.get(concat!($symbol, "\0").as_bytes()) };
                         *found.map_err(|_| DeviceFault::Symbol { symbol: $symbol })?
                     },)*
@@ -185,13 +187,13 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// The driver of this machine, or the library at `path`, which does as it does.
+    /// Loads the driver of this machine, or the library at `path`, which must behave like the driver.
     ///
     /// # Errors
     /// There is no driver, or it does not start.
     pub(crate) fn load(path: Option<&Path>) -> Result<Driver, DeviceFault> {
-        // SAFETY: `Library::new` asks that what runs when the library is loaded does no harm: it is the driver, which every
-        // program with a GPU loads, or what the caller named.
+        // SAFETY: `Library::new` requires that the library's initialisation does no harm: the library is the driver,
+        // which every program with a GPU loads, or the one that the caller named.
         let open = |name: &Path| unsafe { Library::new(name) };
         let mut reasons = Vec::new();
         let names = LIBRARIES.iter().map(Path::new);
@@ -236,7 +238,7 @@ impl Driver {
         Ok(mode)
     }
 
-    /// The primary context of a device, which frameworks use too. One that is retained is released once.
+    /// Retain the primary context of a device, which frameworks use too. It must be released once.
     pub(crate) fn retain(&self, ordinal: i32) -> Result<(c_int, Context), DeviceFault> {
         let mut device = 0;
         // SAFETY: requires memory for the result.
@@ -305,7 +307,7 @@ impl Driver {
     /// Free memory of [`Driver::allocate`].
     ///
     /// # Safety
-    /// Nobody uses the memory any more, no copy either.
+    /// No code and no copy uses the memory any more.
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
         // SAFETY: requires memory of `cuMemHostAlloc` that no code uses, which this function's contract guarantees.
         unsafe { self.calls.free(start.cast()) }
@@ -318,7 +320,7 @@ impl Driver {
         Ok(Stream(stream))
     }
 
-    /// What is queued is still done.
+    /// Queued work still finishes.
     pub(crate) fn destroy_stream(&self, stream: Stream) -> Result<(), DeviceFault> {
         // SAFETY: requires a stream that is not used again: `Device` calls this once, when it is dropped.
         unsafe { self.calls.destroy_stream(stream.0) }
@@ -375,9 +377,9 @@ impl Driver {
     /// Queue a copy to the memory of a device.
     ///
     /// # Safety
-    /// - `nbytes` bytes from `from` on stay readable and as they are until the copy is done.
-    /// - `to` is the address of as many bytes of the device, which stay allocated until then, and which other code uses
-    ///   only in the order of `stream`.
+    /// - The `nbytes` bytes at `from` stay readable and unchanged until the copy is done.
+    /// - `to` is the address of `nbytes` bytes on the device. They stay allocated until the copy is done, and other
+    ///   code uses them only in the order of `stream`.
     pub(crate) unsafe fn copy_in(
         &self,
         from: *const u8,
@@ -392,7 +394,7 @@ impl Driver {
     ///
     /// # Safety
     /// - `to` is the address of `nbytes` bytes that no other code uses until the copy is done.
-    /// - As many bytes from `from` on stay allocated on the device until then.
+    /// - The `nbytes` bytes at `from` stay allocated on the device until then.
     pub(crate) unsafe fn copy_out(
         &self,
         to: *mut u8,

@@ -1,4 +1,4 @@
-//! Why a device cannot be used.
+//! Reasons why a device cannot be used.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use ingot_format::Escaped;
 
 use crate::options::PINNED_VARIABLE;
 
-/// What is wrong with a device, or with its driver.
+/// A fault of a device, or of its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeviceFault {
@@ -16,7 +16,7 @@ pub enum DeviceFault {
         /// The system's error.
         reason: String,
     },
-    /// The driver lacks a function: it is too old, or something else of its name.
+    /// The driver lacks a function: it is too old, or another library with its name.
     Symbol {
         /// The function.
         symbol: &'static str,
@@ -36,7 +36,7 @@ pub enum DeviceFault {
     Call {
         /// The function.
         call: &'static str,
-        /// The code that it gave.
+        /// The code that the function returned.
         code: i32,
         /// The driver's name for the code.
         name: String,
@@ -45,13 +45,13 @@ pub enum DeviceFault {
     },
 }
 
-/// Codes that every call returns from then on until the process ends, with the ranges of the driver's documentation.
+/// Codes that every later call returns until the process ends, with the ranges in the driver's documentation.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 700 | 702 | 710 | 714..=719)
 }
 
 impl DeviceFault {
-    /// What to do about it.
+    /// Returns the remedy.
     fn hint(&self) -> Option<&'static str> {
         match self {
             DeviceFault::NoDriver { .. } => Some("is a driver installed, and visible in this container?"),
@@ -102,7 +102,7 @@ impl DeviceFault {
             )
     }
 
-    /// The word for it in kebab-case.
+    /// The code in kebab-case.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -8,7 +8,7 @@ use ingot_format::locked;
 use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream, refuse_child};
 use super::fault::DeviceFault;
 
-/// A device that is in use.
+/// A device in use.
 #[derive(Debug)]
 pub(crate) struct Gpu {
     driver: Arc<Driver>,
@@ -23,12 +23,12 @@ pub(crate) struct Gpu {
     pub(super) is_integrated: bool,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
-    /// Whether the context was seen to be gone, with the stream, the events and all memory that was pinned in it.
+    /// Whether the context was found to be gone, with the stream, the events and all memory that was pinned in it.
     was_reset: AtomicBool,
 }
 
 impl Gpu {
-    /// The device of this number among the visible ones.
+    /// Opens the device with this number among the visible ones.
     pub(crate) fn open(driver: &Arc<Driver>, ordinal: i32) -> Result<Gpu, DeviceFault> {
         refuse_child()?;
         let (device, context) = driver.relaxed(|| driver.retain(ordinal))?;
@@ -74,8 +74,8 @@ impl Gpu {
             .within(self.context, || work(&self.driver, self.stream))
     }
 
-    /// Make later copies wait for the work that is queued on `stream` so far: memory that an allocator hands out may be in
-    /// use there until then.
+    /// Make later copies wait for the work that is queued on `stream` so far: earlier work of the stream may still use
+    /// memory that an allocator hands out.
     pub(crate) fn wait_for(&self, stream: Stream) -> Result<(), DeviceFault> {
         self.within(|driver, copies| self.order(driver, stream, copies))
     }
@@ -110,7 +110,7 @@ impl Gpu {
         self.within(Driver::finish)
     }
 
-    /// Mark the copies that are queued so far.
+    /// Record the copies that are queued so far.
     pub(crate) fn mark(&self, driver: &Driver) -> Result<Event, DeviceFault> {
         let event = self.event(driver)?;
         let recorded = driver.record(event, self.stream);
@@ -143,7 +143,7 @@ impl Drop for Gpu {
                 driver.destroy_stream(stream)?;
                 events
             });
-            // Nothing can be done about a device that is lost.
+            // A lost device cannot be repaired.
             drop(destroyed);
         }
         drop(self.driver.relaxed(|| self.driver.release(self.device)));

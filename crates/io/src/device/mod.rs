@@ -1,12 +1,12 @@
-//! Devices with memory of their own, which bytes are copied to and from.
+//! Devices with their own memory, to and from which bytes are copied.
 //!
 //! ```text
 //! read ─► Lent (a slot of the Ring) ─send─► copy on the stream of a Gpu ─► memory of a framework
 //! save ◄─ Lent ◄─fetch─ copy on the stream of a Gpu ◄─ DeviceBytes, memory of a framework
 //! ```
 //!
-//! The framework allocates, and its streams order the uses of the memory; the copies run on a stream of ours, which waits
-//! for the caller's before the first copy, and for which the caller's waits after the last.
+//! The framework allocates the memory, and its streams order the uses of the memory. The copies run on a separate
+//! stream, which waits for the caller's stream before the first copy; the caller's stream waits for it after the last.
 
 mod bytes;
 mod copy;
@@ -45,7 +45,7 @@ pub(crate) use ring::Lent;
 pub use stream::DeviceStream;
 pub use system::{release_pinned, why_pageable};
 
-/// A device, and the ring that its bytes pass through.
+/// A device, and the ring through which its bytes pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Device {
     gpu: Arc<Gpu>,
@@ -66,12 +66,12 @@ impl Device {
         self.gpu.ordinal
     }
 
-    /// Return whether it shares the memory of the host, so that a file in the page cache takes some of it.
+    /// Return whether the device shares the memory of the host, so that a file in the page cache takes some of it.
     pub(crate) fn is_integrated(&self) -> bool {
         self.gpu.is_integrated
     }
 
-    /// Wait until all bytes have arrived: before their memory is freed.
+    /// Wait until all bytes have arrived. Required before their memory is freed.
     pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
         self.gpu.finish()
     }

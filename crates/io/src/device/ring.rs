@@ -19,26 +19,26 @@ use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
 /// Bytes of a slot: copying this many takes twenty times as long as queueing the copy.
 pub(super) const SLOT_NBYTES: usize = 4 << 20;
 
-/// Bytes of all slots at most, unless the environment sets another number: enough to keep sixteen readers and a device
-/// busy.
+/// The most bytes of all slots together, unless the environment sets another number: enough to keep sixteen readers and
+/// a device busy.
 pub(super) const PINNED_NBYTES: usize = 128 << 20;
 
 /// How long unused slots are kept: loads often follow each other.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// Time between two questions of a waiting thread to its caller. Half of the 100 ms in which an interrupt is promised to work.
+/// How often a waiting thread checks for an interrupt. An interrupt should end a wait within 100 ms.
 const ASK: Duration = Duration::from_millis(50);
 
-/// Limits of the time between two queries of a thread that waits for a copy: it sleeps for a fourth of the time that it has
-/// waited. A copy of a slot takes 75 µs at 55 GB/s.
+/// Limits of the time between two queries while a thread waits for a copy. The thread sleeps for a fourth of the time
+/// it has waited so far. A copy of a slot takes 75 µs at 55 GB/s.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
 /// This many slots are made even if others fail: one is filled while the other is copied.
 const FEWEST: usize = 2;
 
-/// Slots, which are lent to be filled, and return when their bytes are queued to be copied. They are lent in the order in
-/// which they returned, so that a caller waits for the oldest copy.
+/// The slots. A slot is lent to be filled, and returns when its copies are queued. The slot that returned first is lent
+/// first, so that a caller waits for the oldest copy.
 #[derive(Debug)]
 pub(crate) struct Ring {
     state: Mutex<State>,
@@ -50,13 +50,13 @@ pub(crate) struct Ring {
 #[derive(Debug)]
 struct State {
     resting: VecDeque<Slot>,
-    /// Slots there are, those that are lent too.
+    /// The number of slots, including lent ones.
     made: usize,
-    /// Slots there may be.
+    /// The maximum number of slots.
     most: usize,
-    /// Why slots are not pinned, where some are not.
+    /// The reason if some slots are not pinned.
     why_pageable: Option<String>,
-    /// When a slot was lent last.
+    /// The time when a slot was last lent.
     used: Instant,
     /// Whether a thread frees unused slots.
     is_watched: bool,
@@ -65,7 +65,7 @@ struct State {
 #[derive(Debug)]
 struct Slot {
     memory: Memory,
-    /// The copies out of it that may still run.
+    /// The last copies that used the slot, which may still run.
     copies: Option<Copies>,
 }
 
@@ -78,7 +78,7 @@ struct Copies {
 /// The memory of a slot.
 #[derive(Debug)]
 enum Memory {
-    /// In the context of this device, whose reset frees it.
+    /// Memory pinned in the context of this device; a reset of the device frees it.
     Pinned {
         start: *mut u8,
         gpu: Arc<Gpu>,
@@ -86,11 +86,11 @@ enum Memory {
     Pageable(Vec<u8>),
 }
 
-// SAFETY: a slot is the only one that uses its memory, which is writable from every thread.
+// SAFETY: only the slot uses its memory, which is writable from every thread.
 unsafe impl Send for Memory {}
 
 impl Ring {
-    /// Of at most `most_nbytes` bytes in all, and of two slots at least.
+    /// Creates a ring of at most `most_nbytes` bytes, but with at least two slots.
     pub(crate) fn new(slot_nbytes: usize, most_nbytes: usize) -> Ring {
         Ring {
             state: Mutex::new(State {
@@ -111,7 +111,7 @@ impl Ring {
         self.slot_nbytes
     }
 
-    /// Why slots are not pinned, where some are not.
+    /// Returns the reason if some slots are not pinned.
     pub(crate) fn why_pageable(&self) -> Option<String> {
         locked(&self.state).why_pageable.clone()
     }
@@ -145,8 +145,8 @@ impl Ring {
         }
     }
 
-    /// Return the slot with the oldest copies, or room for a new one, which comes first if those copies still run. Wait
-    /// while all slots are lent.
+    /// Return the slot with the oldest copies, or permission to make a new one if there is room and those copies still
+    /// run. Wait while all slots are lent.
     fn next(&self, stop: StopFlag<'_>) -> Result<Next, DeviceFault> {
         let mut state = locked(&self.state);
         loop {
@@ -184,7 +184,8 @@ impl Ring {
         thread.spawn(watch).is_ok()
     }
 
-    /// Free the idle slots, or all that no copy uses if `is_let_go`. Return whether some are left.
+    /// Free the slots that no copy uses, if the ring has been idle for long enough or `is_let_go`. Return whether slots
+    /// are left.
     fn is_used(&self, is_let_go: bool) -> bool {
         let is_idle = locked(&self.state).used.elapsed() >= IDLE;
         if is_let_go || is_idle {
@@ -195,18 +196,18 @@ impl Ring {
         state.is_watched
     }
 
-    /// Has the memory that no copy uses given back now, and not when it has been idle for some time.
+    /// Frees the memory that no copy uses now, instead of after some idle time.
     pub(crate) fn let_go(&self) {
         self.idle.end();
     }
 
-    /// The slot, once the copies of it are done. `None` if its memory is gone, or if another device than `gpu` fails that used
-    /// it last: that is no failure of this caller.
+    /// Waits until the copies of `slot` are done, and returns it. `None` if its memory is gone, or if the copies were
+    /// of another device than `gpu` and failed, which is no error for this caller.
     fn ready(&self, mut slot: Slot, gpu: &Arc<Gpu>, stop: StopFlag<'_>) -> Result<Option<Slot>, DeviceFault> {
         match slot.finish(stop) {
             Ok(()) if !slot.is_gone() => Ok(Some(slot)),
             Err(fault) if fault == DeviceFault::Interrupted || slot.is_used_by(gpu) => {
-                // Its copies may still run, which is checked again.
+                // The copies may still run; the next caller checks again.
                 self.take_back(slot);
                 Err(fault)
             }
@@ -217,7 +218,8 @@ impl Ring {
         }
     }
 
-    /// A new slot, for which there is room. `None` where no more can be pinned, and there are enough.
+    /// Make a new slot, whose place in the ring is counted already. `None` if pinning fails and the ring has enough
+    /// slots.
     fn make(&self, gpu: &Arc<Gpu>) -> Result<Option<Slot>, DeviceFault> {
         // The driver allocates memory near the calling thread.
         let pinned = near(gpu.node, || {
@@ -234,7 +236,7 @@ impl Ring {
         state.made -= 1;
         if !fault.is_unpinned() {
             drop(state);
-            // Somebody may wait for a slot, and there is room for one.
+            // Another thread may wait for a slot, and there is room for one again.
             self.came_back.notify_one();
             return Err(fault);
         }
@@ -329,9 +331,9 @@ impl Idle {
 
 /// The slot that is lent next.
 enum Next {
-    /// One that there is. Its copies may still run.
+    /// An existing slot. Its copies may still run.
     Made(Slot),
-    /// A new one, which is counted already.
+    /// Room for a new slot, which is counted already.
     Room,
 }
 
@@ -345,7 +347,7 @@ impl Slot {
         match &self.copies {
             None => Ok(true),
             Some(copies) => match copies.gpu.within(|driver, _| driver.is_done(copies.event)) {
-                // They ended with their context.
+                // The copies ended with their context.
                 Err(fault) if fault.is_reset() => Ok(true),
                 asked => asked,
             },
@@ -391,7 +393,7 @@ impl Slot {
         }
     }
 
-    /// Drops all but the memory, which is never freed.
+    /// Drops everything but the memory, which is never freed.
     fn leak(mut self) {
         match &mut self.memory {
             Memory::Pinned { start, .. } => *start = ptr::null_mut(),
@@ -414,16 +416,16 @@ impl Drop for Memory {
             && !start.is_null()
             && !gpu.is_reset()
         {
-            // SAFETY: `free` asks that no code uses the memory any more: only slots that no copy uses are dropped
-            // (`give_back`, `leak`), and the slot alone has the address.
+            // SAFETY: `free` requires that no code uses the memory any more: only slots that no copy uses are dropped
+            // (`give_back`, `leak`), and only the slot has the address.
             let freed = gpu.within(|driver, _| unsafe { driver.free(*start) });
-            // A lost context has taken it along, and a child of a fork has no context.
+            // With a lost context the memory is gone already, and the child of a fork has no context.
             drop(freed);
         }
     }
 }
 
-/// A slot that is being filled. Memory that it does not send returns at once.
+/// A lent slot, which is being filled. If it is dropped unsent, it returns to the ring at once.
 #[derive(Debug)]
 pub(crate) struct Lent {
     slot: Option<Slot>,
@@ -432,7 +434,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// The memory of the slot, which holds anything.
+    /// The memory of the slot, with unspecified content.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         match self.slot.as_mut().map(|slot| &mut slot.memory) {
             Some(Memory::Pinned { start, .. }) => {
@@ -461,10 +463,10 @@ impl Lent {
             for copy in copies {
                 let bytes = copy.bytes();
                 let to = start.wrapping_add(bytes.start);
-                // SAFETY: asks for
+                // SAFETY: requires
                 // - bytes that no other code uses until the copy is done: the slot's (`room_for`), which is not lent until
                 //   then (`finish`, `abandon`);
-                // - as many on the device: `DeviceBytes`, which makes copies, was promised them.
+                // - as many bytes on the device: the constructor of `DeviceBytes`, which makes copies, requires them.
                 unsafe { driver.copy_out(to, copy.address, bytes.len(), stream) }?;
             }
             gpu.mark(driver)
@@ -501,10 +503,10 @@ impl Lent {
             for copy in copies {
                 let bytes = copy.bytes();
                 let from = start.cast_const().wrapping_add(bytes.start);
-                // SAFETY: asks for
+                // SAFETY: requires
                 // - bytes that stay until the copy is done: the slot's (`room_for`), which is not lent before (`finish`,
                 //   `abandon`);
-                // - as many on the device: `DeviceDest`, which makes copies, was promised them.
+                // - as many bytes on the device: the constructor of `DeviceDest`, which makes copies, requires them.
                 unsafe { driver.copy_in(from, copy.address, bytes.len(), stream) }?;
             }
             gpu.mark(driver)

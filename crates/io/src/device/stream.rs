@@ -1,4 +1,4 @@
-//! A device, and the stream of the caller there.
+//! A device, and the caller's stream on it.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -9,7 +9,7 @@ use super::driver::Stream;
 use super::fault::DeviceFault;
 use super::system;
 
-/// A device, and the caller's stream there, in whose order its memory is used.
+/// A device, and the caller's stream on it. The device's memory is used in the order of the stream.
 #[derive(Clone, Debug)]
 pub struct DeviceStream {
     pub(super) device: Device,
@@ -17,14 +17,14 @@ pub struct DeviceStream {
 }
 
 impl DeviceStream {
-    /// The device of this number among the visible ones; a null `stream` is the default one. `driver` is a library that does
-    /// as the driver does: for tests.
+    /// Opens the device with this number among the visible ones; a null `stream` is the default stream. `driver` is a
+    /// library that replaces the driver in tests.
     ///
     /// # Errors
     /// There is no driver or no such device, or this is the child of a process that used one.
     ///
     /// # Safety
-    /// `stream` is null, or a stream of the device's primary context that stays as long as this.
+    /// `stream` is null, or a stream of the device's primary context that exists as long as this object.
     pub unsafe fn new(
         ordinal: i32,
         stream: *mut c_void,
@@ -36,7 +36,7 @@ impl DeviceStream {
         })
     }
 
-    /// The same device in the order of another stream of the caller's; a null `stream` is the default one.
+    /// Returns the same device with another stream of the caller; a null `stream` is the default stream.
     ///
     /// # Safety
     /// As for [`DeviceStream::new`].
@@ -58,7 +58,7 @@ impl DeviceStream {
         self.device.ordinal()
     }
 
-    /// Has all that is copied from now on wait for what the caller has queued by now.
+    /// Makes all copies after this call wait for the work that the caller has queued so far.
     ///
     /// # Errors
     /// The device fails.
@@ -66,7 +66,7 @@ impl DeviceStream {
         self.device.gpu.wait_for(self.stream)
     }
 
-    /// Has what the caller queues from now on wait for all that was copied.
+    /// Makes the work that the caller queues after this call wait for all copies so far.
     ///
     /// # Errors
     /// The device fails.
@@ -74,12 +74,12 @@ impl DeviceStream {
         self.device.gpu.hold(self.stream)
     }
 
-    /// Has memory that copies use be used by others after them only, before it is given up: in the order of the caller's
-    /// stream, or, if that is not possible, by a wait.
+    /// Makes later users of memory wait for the copies that use it, before the memory is released: by the order of the
+    /// caller's stream or, if that fails, by waiting here.
     pub(crate) fn settle(&self) {
         let held = self.refuse_capture().and_then(|()| self.hold());
         if held.is_err() {
-            // A device that is lost copies nothing any more.
+            // A lost device has ended its copies.
             drop(self.device.finish());
         }
     }
@@ -87,7 +87,7 @@ impl DeviceStream {
     /// Fail if the caller's stream is being captured into a graph, since a wait would break the capture.
     ///
     /// # Errors
-    /// It is; or the device fails.
+    /// The stream is being captured, or the device fails.
     pub fn refuse_capture(&self) -> Result<(), DeviceFault> {
         self.device.gpu.refuse_capture(self.stream)
     }

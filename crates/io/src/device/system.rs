@@ -1,4 +1,4 @@
-//! The driver, the ring and the devices of this process, each made when it is first used.
+//! The driver, the ring and the devices of this process. Each is made on first use.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::gpu::Gpu;
 use super::ring::{PINNED_NBYTES, Ring, SLOT_NBYTES};
 use crate::options::PINNED_VARIABLE;
 
-/// Systems by the library of the driver; `None` is the driver of this machine.
+/// Systems by the library of the driver; `None` means the driver of this machine.
 static SYSTEMS: Mutex<BTreeMap<Option<PathBuf>, System>> = Mutex::new(BTreeMap::new());
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ struct System {
     gpus: BTreeMap<i32, Arc<Gpu>>,
 }
 
-/// The device of this number.
+/// Returns the device with this number.
 pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, DeviceFault> {
     // Before the lock, which another thread may have held when this process was forked.
     refuse_child()?;
@@ -41,7 +41,7 @@ pub(super) fn device(ordinal: i32, driver: Option<&Path>) -> Result<Device, Devi
     })
 }
 
-/// Why slots of the ring are not pinned, where some are not.
+/// The reason if some slots of the ring are not pinned.
 pub fn why_pageable() -> Option<String> {
     if !is_in_use() {
         return None;
@@ -51,7 +51,7 @@ pub fn why_pageable() -> Option<String> {
     systems.values().find_map(|system| system.ring.why_pageable())
 }
 
-/// Has the pinned memory that no copy uses given back now, and not when it has been idle for some time.
+/// Frees the pinned memory that no copy uses now, instead of after some idle time.
 pub fn release_pinned() {
     if !is_in_use() {
         return;
@@ -70,7 +70,7 @@ impl System {
         })
     }
 
-    /// The device of this number, opened again if it was reset.
+    /// Returns the device with this number, opened again if it was reset.
     fn gpu(&mut self, ordinal: i32) -> Result<Arc<Gpu>, DeviceFault> {
         if let Some(gpu) = self.gpus.get(&ordinal).filter(|gpu| !gpu.is_reset()) {
             return Ok(Arc::clone(gpu));

@@ -4,10 +4,10 @@
 //! | what changes | how |
 //! |---|---|
 //! | metadata, if all bytes that differ are in one page | one write into the file, which the kernel copies at once; not if the file has other names too, such as hard links and blobs of a cache |
-//! | other metadata, or a tensor | a new file of the same name, as [`save`](crate::save) makes it; the bytes that stay are shared where the file system can, or else copied by the kernel |
+//! | other metadata, or a tensor | a new file of the same name, written like a [`save`](crate::save); the kernel shares or copies unchanged bytes |
 //!
-//! A file that is being edited is locked, so that a second edit waits for the first, up to a minute, and begins with
-//! what that one left. An edit that is overtaken by a save, which takes no lock, is refused.
+//! A file is locked during an edit, so that a second edit waits for the first, for at most a minute, and starts from
+//! its result. A save takes no lock. If one replaces the file during an edit, the edit fails.
 
 mod assemble;
 mod held;
@@ -33,9 +33,9 @@ use crate::watch::Watch;
 pub use assemble::{Inherit, assemble};
 pub use records::{Pick, RECORD_KEYS, Role, STALE_KEYS, STATE_KEY, passed_over};
 
-/// Bytes of the file that the kernel changes at once: a page of every system there is.
+/// The number of bytes of a file that every kernel changes at once: a page.
 const PAGE: u64 = 4096;
-/// Room that a rewritten header has for the next edit, at least.
+/// The smallest free space in a rewritten header, for the next edit.
 const ROOM: u64 = 512;
 
 /// A change of metadata.
@@ -59,8 +59,8 @@ pub struct MetadataChange<'a> {
     pub set: &'a [(&'a str, &'a str)],
     /// Keys to remove. Absent keys are ignored.
     pub remove: &'a [&'a str],
-    /// Whether to write a new file even where a write in place is safe: for readers that read a header twice, and for disks
-    /// that tear pages.
+    /// Whether to write a new file even if a write in place is safe: for readers that read a header twice, and for
+    /// disks that tear pages.
     pub rewrite: bool,
 }
 
@@ -81,11 +81,11 @@ pub struct MetadataChange<'a> {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edited {
-    /// Not at all: it was like that.
+    /// It was not changed: it already had these values.
     Unchanged,
-    /// In the file that was there.
+    /// The existing file was changed in place.
     InPlace,
-    /// By a new file.
+    /// A new file replaced the old one.
     Rewritten,
 }
 
@@ -156,10 +156,10 @@ pub fn update_metadata(
 /// bytes of the file stay unchanged. `name` may be an alias, and aliases ([`aliases`](crate::binding::aliases)) stay
 /// aliases of the tensor.
 ///
-/// The file's digest of the tensor is computed again. ModelSpec's digest, which covers all data, and signatures are
-/// removed: they would be wrong, and computing the digest again would take reading everything.
+/// The file's digest of the tensor is computed again. ModelSpec's digest, which covers all data, and signatures become
+/// wrong and are removed, since computing that digest again would need all data.
 ///
-/// It is always a new file: tensors are longer than what can be changed at once, and a reader must not see half of one.
+/// It always writes a new file: a tensor is too long for an atomic change, and a reader must not see a half of it.
 ///
 /// ```
 /// use ingot_io::{
@@ -216,7 +216,7 @@ pub fn replace_tensor(
     Ok(())
 }
 
-/// The tensor of that name, which may be stored under another.
+/// The tensor with this name or alias.
 fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h>, Error> {
     if let Some(entry) = header.get(name) {
         return Ok(entry);
@@ -233,7 +233,8 @@ fn stored_as<'h>(name: &str, header: &'h Header, path: &Path) -> Result<Entry<'h
     }
 }
 
-/// Return the head of the file after `payload` became the tensor `name`: a new one if the file keeps digests of that.
+/// Return the head of the file after the tensor `name` got the bytes of `payload`: a new head if the file records a
+/// digest of the tensor.
 fn head_with_digest(
     path: &Path,
     head: Vec<u8>,
@@ -302,8 +303,8 @@ fn within_a_page<'n>(old: &[u8], new: &'n [u8]) -> Option<(u64, &'n [u8])> {
     (to_u64(begin) / PAGE == last / PAGE).then_some((to_u64(begin), bytes))
 }
 
-/// The head of a file with other metadata and the same data in the same order. The data is moved by whole pages, so
-/// that a file system can share its blocks, and the header gets room that way.
+/// Return the head of a file with other metadata and the same data in the same order. The data moves by whole pages, so
+/// that a file system can share its blocks; this also gives the header free space.
 fn head_for_the_data(
     path: &Path,
     header: &Header,
@@ -322,10 +323,10 @@ fn head_for_the_data(
     if header.format() != Format::Safetensors {
         return Ok(tight.head);
     }
-    // To the next position that has the same place in its page.
+    // Up to the next position with the same offset in its page.
     let least = to_u64(tight.head.len()) + ROOM;
     let reserve = ROOM + (header.data_start() % PAGE + PAGE - least % PAGE) % PAGE;
-    // Room is a kindness, for which no header is refused.
+    // Free space is optional, so it never makes a header too large.
     Ok(lay_out(reserve).unwrap_or(tight).head)
 }
 

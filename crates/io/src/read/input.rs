@@ -1,4 +1,4 @@
-//! Reading runs of one file, those that are close together at once.
+//! Reading runs of one file; runs that are close together are read at once.
 
 use std::io::IoSliceMut;
 use std::mem;
@@ -12,10 +12,10 @@ use crate::file::{ReadAt, Stream, read_exactly};
 /// The page of the machines on which the distance of addresses was seen to matter.
 pub(crate) const PAGE_NBYTES: usize = 4096;
 
-/// Places that one call of the system fills, and long runs that are looked at together.
+/// The number of destinations that one system call fills, and of long runs that are processed together.
 pub(super) const VECTOR: usize = 1024;
 
-/// Short runs that are looked at together: enough to fill a read.
+/// The number of short runs that are processed together: enough to fill a read.
 pub(super) const BATCH: usize = 8 << 10;
 
 /// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs less than
@@ -26,7 +26,7 @@ const CLOSE_NBYTES: u64 = 1 << 10;
 /// to put each of them into its own place.
 const SHORT_NBYTES: usize = 256;
 
-/// Blocks of at least this size are read one by one, straight into their place.
+/// Blocks of at least this size are read one by one, directly into their destination.
 const SHORT_BLOCK_NBYTES: u64 = 8 << 10;
 
 /// Chunks below this share a read with their neighbours.
@@ -37,10 +37,10 @@ const ROW_READ_NBYTES: u64 = 256 << 10;
 
 /// Looks at the bytes of a file while they are read, such as for a digest.
 pub(crate) trait Witness: Sync {
-    /// The number of bytes that are best looked at together, at most.
+    /// Return the largest number of bytes that are best processed together.
     fn step_nbytes(&self) -> u64;
 
-    /// The best place to cut at most `most` bytes from `position` on.
+    /// Return the best position to split at most `most` bytes from `position` on.
     fn cut(&self, position: u64, most: u64) -> u64 {
         position + most
     }
@@ -48,7 +48,7 @@ pub(crate) trait Witness: Sync {
     /// Look at the bytes at `position` of the file. Reads of one file begin in order, and each byte is seen once.
     fn see(&self, position: u64, bytes: &[u8]);
 
-    /// Some bytes will not come, because reading them failed or panicked.
+    /// Report that some bytes will not arrive, because reading them failed or panicked.
     fn end(&self) {}
 }
 
@@ -72,21 +72,21 @@ pub(super) struct Input<'s> {
 struct Limit {
     /// Bytes from the first run to the last.
     nbytes: u64,
-    /// Bytes of a run. Longer ones are read alone.
+    /// The size of a run in bytes. Longer runs are read alone.
     run_nbytes: usize,
-    /// Bytes that are discarded.
+    /// The number of bytes that may be discarded.
     waste_nbytes: u64,
 }
 
 impl Limit {
-    /// For reads that fill memory of ours, gaps included, from which the runs are copied.
+    /// For reads that fill memory of our own, including gaps, from which the runs are copied.
     const MIXED: Limit = Limit {
         nbytes: 256 << 10,
         run_nbytes: 16 << 10,
         waste_nbytes: 256 << 10,
     };
 
-    /// For reads that put each run into its own place. Runs of 1 MiB may be read past the cache, each alone.
+    /// For reads that put each run into its own destination. Runs of 1 MiB may be read past the page cache, each alone.
     const VECTORED: Limit = Limit {
         nbytes: 8 << 20,
         run_nbytes: (1 << 20) - 1,
@@ -95,7 +95,7 @@ impl Limit {
 }
 
 impl Input<'_> {
-    /// Fill all runs, those that are close together at once.
+    /// Fill all runs; runs that are close together are read at once.
     pub(super) fn read(&mut self, runs: &mut [ReadRun<'_>], mixed: &mut Vec<u8>) -> Result<(), Failure> {
         let is_vectored = self.stream.is_none() && self.source.is_vectored();
         let mut rest = &mut *runs;
@@ -112,7 +112,7 @@ impl Input<'_> {
             rest = later;
         }
         if self.stream.is_some() {
-            // Looking may take a while, and must not keep the server waiting.
+            // The witness may take a while, and must not keep the server waiting.
             self.show(runs);
         }
         Ok(())
@@ -121,7 +121,7 @@ impl Input<'_> {
     /// Return whether to read `nbytes` bytes that begin with `row` by [`Input::read_rows`]: many short blocks which the
     /// source has in memory, mapped or less than a page apart.
     ///
-    /// Other sources would read more bytes than are wanted. Vectored reads are what distinguishes a file of this machine.
+    /// Other sources would read more bytes than needed. Vectored reads distinguish local files.
     pub(super) fn suits_rows(&self, row: &Row, nbytes: usize) -> bool {
         let is_close = row.count > 1 && row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
         self.stream.is_none()
@@ -144,7 +144,7 @@ impl Input<'_> {
         if self.source.copy_rows(rows, dest) {
             return Ok(());
         }
-        // Also where the file was shortened: the read reports it.
+        // Also if the file was truncated, which the read reports.
         let mut blocks = dest;
         for row in rows {
             let is_close = row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
@@ -251,7 +251,7 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Read each run into its own place, and the gaps into memory that is discarded.
+    /// Read each run into its own destination, and discard the gaps.
     fn read_vectored(&mut self, runs: &mut [ReadRun<'_>], waste: &mut Vec<u8>) -> Result<(), Failure> {
         let span = span(runs);
         let expected = saturating_usize(span.end - span.start);
@@ -298,7 +298,7 @@ impl Input<'_> {
     }
 }
 
-/// The number of these runs, from the first on, that are read at once.
+/// Return how many of these runs, from the first on, are read at once.
 fn together(runs: &[ReadRun<'_>], limit: &Limit) -> usize {
     let Some(((begin, first), others)) = runs.split_first() else {
         return 0;
@@ -323,7 +323,7 @@ fn together(runs: &[ReadRun<'_>], limit: &Limit) -> usize {
     1 + others.iter().take_while(joins).count()
 }
 
-/// From the first byte to the last of runs that ascend.
+/// Return the range from the first byte to the last of ascending runs.
 fn span(runs: &[ReadRun<'_>]) -> Range<u64> {
     let end = |(position, bytes): &ReadRun<'_>| *position + to_u64(bytes.len());
     runs.first().map_or(0, |run| run.0)..runs.last().map_or(0, end)

@@ -20,7 +20,7 @@ use crate::watch::Watch;
 /// How often a waiting caller checks whether to stop.
 const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A batch has at most this part of the bytes ahead: while one batch is handed out, others are read.
+/// The largest share of the bytes ahead in one batch: while one batch is returned, others are read.
 const PARTS: u64 = 4;
 
 /// A tensor to read, or a part of it.
@@ -80,15 +80,15 @@ struct Shared {
 #[derive(Debug)]
 struct Progress {
     slots: Vec<RequestState>,
-    /// The first that the thread has not begun.
+    /// The first request that the thread has not started.
     begun: usize,
-    /// The first that was not handed out.
+    /// The first request that was not returned.
     first: usize,
-    /// Bytes that are being read or were, and were not handed out.
+    /// Bytes that are read or being read, but not returned yet.
     held: u64,
-    /// Whether the thread will read on.
+    /// Whether the thread will continue to read.
     is_running: bool,
-    /// Whether it waits for room.
+    /// Whether the thread waits for space.
     is_full: bool,
     is_closed: bool,
 }
@@ -102,7 +102,7 @@ enum RequestState {
 }
 
 impl Prefetch {
-    /// Start to read `requests`, in this order, with at most `ahead` bytes waiting to be handed out.
+    /// Start to read `requests`, in this order, with at most `ahead` bytes waiting to be returned.
     #[must_use]
     pub fn new(
         checkpoint: Arc<Checkpoint>,
@@ -131,7 +131,7 @@ impl Prefetch {
         let thread = thread::Builder::new()
             .name("ingot-prefetch".to_owned())
             .spawn(move || {
-                // Also if the thread panics, so that no caller waits for it for ever.
+                // Even if the thread panics, so that no caller waits for it forever.
                 let _leave = Leave(&of_thread);
                 of_thread.read_all();
             })
@@ -167,8 +167,8 @@ impl Prefetch {
         Ok(None)
     }
 
-    /// Wait for request `rank`, and return it; `None` if it was handed out before, or there are fewer. If the thread has not
-    /// begun to read it, the caller reads it at once.
+    /// Wait for request `rank`, and return it; `None` if it was returned before, or there are fewer. If the thread has
+    /// not started it, the caller reads it at once.
     ///
     /// # Errors
     /// As [`Prefetch::next`].
@@ -215,7 +215,7 @@ impl Prefetch {
         }
     }
 
-    /// Fail in the child of a fork, which has no reading thread and whose locks may stay locked for ever.
+    /// Fail in a child after a fork, which has no reading thread and whose locks may stay locked forever.
     fn refuse_child(&self) -> Result<(), Error> {
         if self.process == std::process::id() {
             Ok(())
@@ -224,7 +224,7 @@ impl Prefetch {
         }
     }
 
-    /// Stops reading and frees the tensors that were not handed out. May be called more than once.
+    /// Stops reading and frees the remaining tensors. May be called more than once.
     pub fn close(&self) {
         if self.refuse_child().is_err() {
             return;
@@ -246,7 +246,7 @@ impl Prefetch {
 impl Drop for Prefetch {
     fn drop(&mut self) {
         self.close();
-        // In a child the thread is the parent's, which it can neither wait for nor detach.
+        // In a child the thread belongs to the parent, so it can be neither joined nor detached.
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
         std::mem::forget(thread.take());
     }
@@ -274,7 +274,7 @@ impl Shared {
         }
     }
 
-    /// Wait for room, and return the ranks to read next; `None` at the end.
+    /// Wait for space, and return the ranks to read next; `None` at the end.
     fn next_batch(&self) -> Option<Vec<usize>> {
         let mut state = self.locked();
         loop {

@@ -10,26 +10,26 @@ use crate::disk::{self, Kind};
 use crate::error::{Error, Failure, Step, step};
 use crate::watch::{POLL, Watch};
 
-/// Bytes that are sent to the disk at once while others are still written. Enough that it writes long runs.
+/// The number of bytes that are sent to the disk at once while others are written. Enough for long runs on the disk.
 const AHEAD: u64 = 32 << 20;
 
-/// A thread that makes the bytes of a file durable. That may take seconds and cannot be interrupted; if the watch stops the
-/// save, the thread is left alone with a file that no process will ever see.
+/// A thread that flushes a file. Flushing may take seconds and cannot be interrupted. If the watch stops the save, the
+/// thread is left alone with a file that is never published.
 pub(super) struct Flusher {
     /// Takes how many bytes are written; closed when it is all.
     written: Sender<u64>,
-    /// Only [`Flusher::finish`] listens; behind a lock so that the threads that write can share this.
+    /// Only [`Flusher::finish`] receives. Behind a lock, so that the writing threads can share this.
     outcome: Mutex<Receiver<io::Result<()>>>,
 }
 
 impl Flusher {
-    /// `None` where there can be no thread.
+    /// `None` if no thread could be started.
     pub(super) fn start(file: &File) -> Option<Flusher> {
         let copy = file.try_clone().ok()?;
         let (written, progress) = mpsc::channel();
         let (sender, outcome) = mpsc::channel();
         let run = move || {
-            // Nobody listens after an interruption.
+            // After an interruption, no thread receives.
             let _ = sender.send(run(&copy, &progress));
         };
         // 64 KiB is more than system calls need.
@@ -69,7 +69,7 @@ impl Flusher {
 fn run(file: &File, written: &Receiver<u64>) -> io::Result<()> {
     let mut flushed = 0;
     while let Ok(done) = written.recv() {
-        // What was written while the last flush ran.
+        // The number of bytes written during the last flush.
         let done = written.try_iter().last().unwrap_or(done);
         if done >= flushed + AHEAD {
             // The file has its reserved size already, so only the bytes have to be flushed.

@@ -19,7 +19,7 @@ const BLOCK: usize = 32 << 20;
 const PIECES_IN_BLOCK: usize = BLOCK / PIECE;
 /// From this size on, threads copy.
 const PARALLEL: u64 = 8 << 20;
-/// Memory is as fast as these.
+/// The most threads that copy: more do not make memory faster.
 const THREADS: usize = 8;
 
 /// The bytes of payloads, copied.
@@ -77,12 +77,12 @@ impl Snapshot {
         share(Reading::on(1), ours, pieces.nbytes(), copy, watch)?;
         share(Reading::on(threads), any, pieces.nbytes(), copy, watch)?;
         Ok(Snapshot {
-            // One that were missing would be missed by `save`, which counts the bytes.
+            // A missing block would be detected by `save`, which counts the bytes.
             blocks: blocks.into_iter().filter_map(OnceLock::into_inner).collect(),
         })
     }
 
-    /// The copy, in the order of the payloads, cut as its memory is.
+    /// Return the copy in the order of the payloads, in the blocks of its memory.
     #[must_use]
     pub(super) fn payloads(&self) -> Vec<Payload<'_>> {
         let blocks = self.blocks.iter();
@@ -306,7 +306,7 @@ mod tests {
     fn only_blocks_with_something_to_fetch_are_the_calling_threads() {
         let (near, absent) = (vec![0; BLOCK], Absent::default());
         let of_pieces = |count: usize| Payload::from(&near[..count * PIECE]);
-        // In the first piece of a block, in another, and in the last.
+        // In the first piece of a block, in another piece, and in the last one.
         for before in [PIECES_IN_BLOCK, PIECES_IN_BLOCK + 2, 2 * PIECES_IN_BLOCK - 1] {
             let first = of_pieces(PIECES_IN_BLOCK);
             let payloads = [

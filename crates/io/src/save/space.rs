@@ -1,4 +1,4 @@
-//! Room for a file, asked for before the first byte is written, and giving back what a replaced file had.
+//! Reserving space for a file before the first byte is written, and freeing the blocks of a replaced file.
 //!
 //! The blocks of a file without a name, and its pages in the cache, are freed when it is closed by the last process that
 //! has it open: 0.4 s for 2 GiB (2026-11, ext4, all of it cached). A save need not wait for that.
@@ -82,9 +82,9 @@ fn is_full(fault: &io::Error) -> bool {
     )
 }
 
-/// From this size on a thread is worth it: starting one takes about 0.1 ms, giving this much back 3 ms.
+/// From this size on, a thread is worth it: starting one takes about 0.1 ms, freeing this much 3 ms.
 const LONG: u64 = 16 << 20;
-/// How many files were to be given back, and how many of them were.
+/// The number of files to free, and the number of freed ones.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 
@@ -107,11 +107,11 @@ pub(crate) fn release(file: impl Borrow<File> + Send + 'static) {
     let thread = thread::Builder::new()
         .name("ingot-release".into())
         .stack_size(64 << 10);
-    // What cannot be spawned is dropped.
+    // If no thread can be started, the file is closed here.
     let _ = thread.spawn(move || drop(releasing));
 }
 
-/// How many files of this process were given back so far.
+/// Return the number of files of this process that were freed so far.
 fn given_back() -> usize {
     DONE.load(Ordering::Acquire)
 }
@@ -124,9 +124,9 @@ fn more_was_given_back_than(before: usize, watch: &dyn Watch) -> bool {
 
 /// Wait until all are given back that were to be.
 fn settle(watch: &dyn Watch) {
-    /// For how long a full disk may become less full. A fork can have counted threads that it does not have.
+    /// For how long a full disk may still get free space. A fork may have counted threads that it does not have.
     const PATIENCE: Duration = Duration::from_secs(5);
-    /// How long to sleep before it is looked again.
+    /// How long to sleep before the next check.
     const PAUSE: Duration = Duration::from_millis(5);
 
     let begin = Instant::now();
@@ -195,7 +195,7 @@ mod tests {
             }
             Err(_) => panic!("it failed for another reason"),
         }
-        // Nothing where the file system cannot reserve.
+        // Nothing if the file system cannot reserve.
         assert!([0, nbytes].contains(&file.metadata().unwrap().len()));
     }
 
@@ -250,7 +250,7 @@ mod tests {
                 "{kind}"
             );
         }
-        // As long as some are given back meanwhile, by others too, and no longer.
+        // Only as long as space is being freed, also by others.
         let (outcome, _) = taken(&vec![Err(io::ErrorKind::StorageFull); 1000]);
         let fault = outcome.unwrap_err();
         assert!(

@@ -94,7 +94,7 @@ mod tests {
         let mut after = before.clone();
         after.set_readonly(true);
         fs::set_permissions(file.path(), after).unwrap();
-        // Wine lets root.
+        // On wine, root may write to it.
         let may_write = !cfg!(windows) && fs::File::options().write(true).open(file.path()).is_ok();
         assert_eq!(code(file.path(), Replace::Atomic).is_none(), may_write);
         let options = SaveOptions {

@@ -16,8 +16,8 @@ use crate::watch::Watch;
 
 /// Return the digest of the file at `path`, which may have any contents.
 ///
-/// The file is read by position, never through a mapping, so that truncating it meanwhile is an error and does not end the
-/// process.
+/// The file is read by position, never through a mapping, so that truncating it during the call is an error and does
+/// not end the process.
 ///
 /// ```
 /// use ingot_io::{Algorithm, Unwatched, hash};

@@ -1,4 +1,4 @@
-//! A file of any content, which another program or library fills before it gets its name.
+//! A file of any content, which another program or library fills before it is renamed.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Files of other formats that store the bytes of tensors as ours do.
+//! Files of other formats that store the bytes of tensors in the same form.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::payload::{FileRange, Payload};
 use crate::watch::{Asked, Watch};
 use crate::workers::watched;
 
-/// Bytes that are compared at a time: two of them stay in the cache of a core.
+/// The number of bytes that are compared at a time: two buffers stay in a core's cache.
 const STEP: u64 = 256 << 10;
 
 /// An open file of any format. Callers that know the format pass the positions of tensors in it.

@@ -1,4 +1,4 @@
-//! What a file has besides its bytes and its name: mode, owner, extended attributes.
+//! Attributes of a file besides its bytes and its name: mode, owner, extended attributes.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::directory::Directory;
 use crate::disk::Facts;
 
-/// What the file that is replaced passes on to the new one.
+/// The attributes that a new file inherits from the file that it replaces.
 pub(crate) struct Attributes {
     mode: Mode,
     owner: Uid,
@@ -28,7 +28,7 @@ impl Attributes {
         })
     }
 
-    /// Keep other users out of the new `file`. It was made so.
+    /// Keep other users out of the new `file`. It was created that way.
     #[allow(
         clippy::unused_self,
         clippy::unnecessary_wraps,
@@ -38,25 +38,25 @@ impl Attributes {
         Ok(())
     }
 
-    /// Apply the attributes to `file`, which only its owner may read so far, as far as this process may. No step lets in a
-    /// user whom the old file kept out.
+    /// Apply the attributes to `file`, which only its owner may read so far, as far as permissions allow. No step gives
+    /// access to a user who had none to the old file.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let (owner_kept, group_kept) = self.give(file)?;
-        // An access list speaks of owner and group, so it means another thing when they are others.
+        // An access list refers to owner and group, so its meaning changes with them.
         let list_kept = self.extended.apply(file, owner_kept && group_kept)?;
         let mut mode = self.mode;
         if !(owner_kept && group_kept) {
             mode = mode.difference(Mode::SUID | Mode::SGID);
         }
         if !(group_kept && list_kept) {
-            // Another group gets no more than everybody.
+            // Another group gets at most the permissions of all users.
             let others = Mode::from_raw_mode((mode & Mode::RWXO).as_raw_mode() << 3);
             mode = mode.difference(Mode::RWXG.difference(others));
         }
         permitted(fs::fchmod(file, mode)).map(|_| ())
     }
 
-    /// Says whether `file` now has the owner and the group.
+    /// Return whether `file` now has the owner and the group.
     fn give(&self, file: &File) -> io::Result<(bool, bool)> {
         let now = fs::fstat(file)?;
         let (owner, group) = (Uid::from_raw(now.st_uid), Gid::from_raw(now.st_gid));
@@ -110,26 +110,26 @@ mod linux {
     use super::{Directory, permitted};
 
     const ACCESS_LIST: &CStr = c"system.posix_acl_access";
-    /// What belongs to the old bytes: a signature of them, or the right of a program to act with privileges.
+    /// Attributes of the old bytes: a signature of them, or privileges of a program.
     const NOT_COPIED: [&CStr; 3] = [c"security.ima", c"security.evm", c"security.capability"];
     /// The kernel's limit for a value, and for the list of names.
     const LARGEST: usize = 65536;
 
-    /// Extended attributes; `None` when this process may not read them.
+    /// The extended attributes; `None` if this process may not read them.
     pub(super) struct Extended(Option<Vec<(CString, Vec<u8>)>>);
 
     impl Extended {
         pub(super) fn of(directory: &Directory, name: &OsStr) -> io::Result<Extended> {
             match read(directory, name) {
                 Ok(pairs) => Ok(Extended(Some(pairs))),
-                // Not found: removed a moment ago.
+                // The attribute was removed a moment ago.
                 Err(Errno::ACCESS | Errno::PERM | Errno::NOENT) => Ok(Extended(None)),
                 Err(fault) => Err(fault.into()),
             }
         }
 
-        /// Set all on `file`, the access list only if `owner_kept`. Return whether `file` has the access list of the old
-        /// file, or neither has one.
+        /// Set all attributes on `file`, the access list only if `owner_kept`. Return whether `file` has the access
+        /// list of the old file, or neither has one.
         pub(super) fn apply(&self, file: &File, owner_kept: bool) -> io::Result<bool> {
             let mut has_list = false;
             let mut list_kept = self.0.is_some();
@@ -141,7 +141,7 @@ mod linux {
                 list_kept &= kept || !is_list;
             }
             if !(has_list && list_kept) {
-                // The directory may have given the new file a list of its own, which the mode would bring to life.
+                // The directory may have given the new file a list of its own, which the mode would activate.
                 match fs::fremovexattr(file, ACCESS_LIST) {
                     Ok(()) | Err(Errno::NODATA) => {}
                     result => drop(permitted(result)?),
@@ -171,7 +171,8 @@ mod linux {
                 Ok(len) => pairs.push((name, buffer[..len].to_vec())),
                 // Removed a moment ago.
                 Err(Errno::NODATA) => {}
-                // This process may not read it. But a file with an unknown access list is not a file without one.
+                // This process may not read it. A file with an unknown access list does not count as one without a
+                // list.
                 Err(Errno::ACCESS | Errno::PERM | Errno::OPNOTSUPP) if name.as_c_str() != ACCESS_LIST => {}
                 Err(fault) => return Err(fault),
             }

@@ -14,7 +14,7 @@ use rustix::io::{Errno, retry_on_intr};
 use super::file::of_stat;
 use crate::disk::{Birth, Facts, Opening, Unlinked};
 
-/// Of a new file, before the umask cuts it.
+/// The mode of a new file, before the umask is applied.
 pub(super) fn mode(birth: Birth) -> Mode {
     match birth {
         Birth::Usual => Mode::from_raw_mode(0o666),
@@ -25,7 +25,7 @@ pub(super) fn mode(birth: Birth) -> Mode {
 /// A directory, held open: it stays the same one when it is renamed.
 pub(crate) struct Directory {
     fd: OwnedFd,
-    /// As it was given, for programs that open files by their paths.
+    /// The path as given, for programs that open files by path.
     path: PathBuf,
 }
 
@@ -113,7 +113,7 @@ impl Directory {
         Err(Unlinked::Impossible)
     }
 
-    /// What has the name; `None` when nothing has.
+    /// Return the facts of a name; `None` if no file has it.
     pub(crate) fn facts(&self, name: &OsStr) -> io::Result<Option<Facts>> {
         match fs::statat(self, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(of_stat(&stat))),
@@ -145,13 +145,13 @@ impl Directory {
         Ok(retry_on_intr(|| fs::renameat(self, from, self, to))?)
     }
 
-    /// Rename the file `from` to `to` if that name is free. `None` if the file system has no links, so that only a rename
-    /// that replaces a file can do it.
+    /// Rename the file `from` to `to` if that name is free. `None` if the file system has no links, so that only a
+    /// replacing rename is possible.
     pub(crate) fn rename_new(&self, from: &OsStr, to: &OsStr) -> Option<io::Result<()>> {
         // Unlike a plain rename, a link replaces nothing that was made in the meantime.
         match fs::linkat(self, from, self, to, AtFlags::empty()) {
             Ok(()) => {
-                // The file has its name. If it keeps the other name too, the next save removes that.
+                // The file has its new name. If it also keeps the other name, the next save removes that.
                 let _ = self.remove(from);
                 Some(Ok(()))
             }
@@ -178,7 +178,7 @@ impl Directory {
     /// is impossible.
     #[cfg(target_os = "linux")]
     pub(crate) fn keep(&self, name: &OsStr) -> Option<File> {
-        // Without the right to read it, too.
+        // This works without the permission to read it, too.
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         self.open_file(name, flags, Mode::empty()).ok()
     }
@@ -210,7 +210,7 @@ impl Directory {
     }
 }
 
-/// What `path` leads to, seen from a directory.
+/// Return the result of resolving `path`, relative to a directory.
 pub(super) fn facts_of_target(from: Option<&Directory>, path: &Path) -> Option<Facts> {
     let base = from.map_or(fs::CWD, AsFd::as_fd);
     fs::statat(base, path, AtFlags::empty())

@@ -1,4 +1,4 @@
-//! Finding out what a path leads to.
+//! Resolving the destination of a path.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,7 +17,7 @@ use crate::disk::{Kind, Resolved};
 use crate::error::{Error, Failure, Step, step};
 use crate::watch::{POLL, Watch};
 
-/// As many links as Linux follows.
+/// The most links to follow, as on Linux.
 const LINKS: usize = 40;
 
 /// Follows `path` to its end.
@@ -48,7 +48,7 @@ fn follow(path: &Path) -> Result<Resolved, Error> {
             Entered::Link(link) => link,
         };
         if directory.is_proc() {
-            // Its text is no path that leads there: `/memfd:x (deleted)`.
+            // The text of this link is not a usable path: `/memfd:x (deleted)`.
             let file = directory.open_file(name, OFlags::WRONLY | OFlags::NOCTTY, Mode::empty());
             return file.map(Resolved::Nameless).step(step::OPEN);
         }
@@ -78,7 +78,7 @@ fn is_of_blobs(directory: &Directory, parent: &Path, base: Option<&Directory>) -
     parent.file_name() == Some(BLOBS.as_ref()) && parent.parent().is_some_and(|above| is_beside(base, above))
 }
 
-/// The directory and the name of the last component, as the system would read them: `a/` and `a/.` name a directory.
+/// Return the directory and the name of the last component, as the system reads them: `a/` and `a/.` name a directory.
 fn split(path: &Path) -> io::Result<(&OsStr, &OsStr)> {
     let bytes = path.as_os_str().as_bytes();
     let (parent, name) = match bytes.iter().rposition(|&byte| byte == b'/') {
@@ -97,7 +97,7 @@ fn split(path: &Path) -> io::Result<(&OsStr, &OsStr)> {
 fn standard_stream(path: &Path) -> Option<io::Result<File>> {
     let fd = match path.to_str()? {
         "/dev/stdout" | "/dev/fd/1" | "/proc/self/fd/1" => {
-            // What `print!` holds back belongs in front.
+            // Output that `print!` has buffered must come first.
             if let Err(fault) = io::stdout().flush() {
                 return Some(Err(fault));
             }

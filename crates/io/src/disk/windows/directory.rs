@@ -21,7 +21,7 @@ use super::file::{facts, looked_at};
 use super::name::verbatim;
 use crate::disk::{Birth, Facts, Kind, Opening, Unlinked, facts_at};
 
-/// How long to retry replacing a file at once while another process has it open: readers come and go.
+/// How long to retry replacing a file that another process has open, since readers close files soon.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// A directory, by its path from the root: it cannot be renamed while a file in it is open, and a program that changes its
@@ -59,7 +59,8 @@ impl Directory {
             Opening::Both | Opening::Journal => options.read(true).write(true),
             Opening::New(_) | Opening::NewJournal => options.read(true).write(true).create_new(true),
         };
-        // What is written in place may be a file that another program has to fetch first, which is marked as links are.
+        // A file that is written in place may be a placeholder that another program has to download first. Such files
+        // are marked like links.
         if !matches!(opening, Opening::Write) {
             options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT);
         }
@@ -95,7 +96,7 @@ impl Directory {
         Err(Unlinked::Impossible)
     }
 
-    /// What has the name; `None` when nothing has.
+    /// Return the facts of a name; `None` if no file has it.
     pub(crate) fn facts(&self, name: &OsStr) -> io::Result<Option<Facts>> {
         match looked_at(&self.path(name), FILE_FLAG_OPEN_REPARSE_POINT) {
             Ok(file) => facts(&file).map(Some),
@@ -117,7 +118,7 @@ impl Directory {
         }
     }
 
-    /// All names in it.
+    /// Return all names in the directory.
     #[cfg(test)]
     pub(crate) fn names(&self) -> io::Result<Vec<OsString>> {
         Ok(fs::read_dir(&self.path)?
@@ -136,7 +137,7 @@ impl Directory {
         })
     }
 
-    /// Remove the file `name`, which another process may have open. As long as it is open, it may have the name `spare`.
+    /// Remove the file `name`, which another process may have open. While it is open, it may have the name `spare`.
     pub(crate) fn retire(&self, name: &OsStr, spare: &OsStr) -> io::Result<()> {
         match calls::rename(&self.path(name), &self.path(spare), 0) {
             Ok(()) => self.remove(spare),
@@ -194,7 +195,7 @@ impl Directory {
             .open(&self.path);
         match directory.and_then(|directory| directory.sync_all()) {
             Ok(()) => Ok(()),
-            // Who may only add files does not flush the directory. NTFS writes its journal with every file.
+            // A process that may only add files cannot flush the directory. NTFS writes its journal with every file.
             Err(_) => file.sync_all(),
         }
     }
@@ -207,7 +208,7 @@ fn may_pass(fault: &io::Error) -> bool {
         || has_number(fault, ERROR_USER_MAPPED_FILE)
 }
 
-/// Puts the file `from` in the place of `to`, at once.
+/// Rename the file `from` to `to` atomically.
 fn replace(from: &Path, to: &Path) -> io::Result<()> {
     let rename = || calls::rename(from, to, MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH);
     let fault = match rename() {
@@ -217,7 +218,7 @@ fn replace(from: &Path, to: &Path) -> io::Result<()> {
     if has_number(&fault, ERROR_ACCESS_DENIED) && make_writable(to) {
         return rename().inspect_err(|_| drop(set_read_only(to, true)));
     }
-    // That of the standard library knows the other way that NTFS has: over a file that is open.
+    // The standard library's rename supports both ways of NTFS, including over an open file.
     fs::rename(from, to).map_err(|_| fault)
 }
 
@@ -228,7 +229,7 @@ fn rename_around(from: &Path, to: &Path, old: &Path) -> io::Result<()> {
         let _ = calls::rename(old, to, MOVEFILE_WRITE_THROUGH);
         return Err(fault);
     }
-    // One that is mapped stays until the next save.
+    // A mapped file stays until the next save.
     let _ = fs::remove_file(old);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Finding out what a path leads to.
+//! Resolving the destination of a path.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use crate::disk::entry::{BESIDE_BLOBS, BLOBS, Entered, Walk, is_digest};
 use crate::error::{Error, Step, step};
 use crate::watch::Watch;
 
-/// As many links as Windows follows.
+/// The most links to follow, as on Windows.
 const LINKS: usize = 63;
 
 /// Follows `path` to its end.
@@ -23,7 +23,7 @@ pub(crate) fn resolve(path: &Path, _: &dyn Watch) -> Result<Resolved, Error> {
 
 fn follow(path: &Path) -> Result<Resolved, Error> {
     if is_device(path) {
-        // What `print!` holds back belongs in front.
+        // Output that `print!` has buffered must come first.
         let opened = io::stdout()
             .flush()
             .and_then(|()| File::options().write(true).open(path));
@@ -58,7 +58,7 @@ fn is_of_blobs(path: &Path) -> bool {
 fn is_device(path: &Path) -> bool {
     match path.components().next() {
         Some(Component::Prefix(prefix)) => matches!(prefix.kind(), Prefix::DeviceNS(_)),
-        // By itself, and not in a directory.
+        // A file by itself, without a directory.
         Some(Component::Normal(name)) => name == path.as_os_str() && is_whole(name),
         _ => false,
     }
@@ -69,7 +69,7 @@ fn is_whole(name: &OsStr) -> bool {
     device(name).is_some() && !name.as_encoded_bytes().contains(&b'.')
 }
 
-/// The path from the root, of what may be a file.
+/// Return the absolute path of a possible file.
 fn rooted(path: &Path) -> io::Result<PathBuf> {
     if path.as_os_str().is_empty() {
         return Err(io::ErrorKind::NotFound.into());
@@ -81,7 +81,7 @@ fn rooted(path: &Path) -> io::Result<PathBuf> {
     }
     let is_verbatim =
         matches!(path.components().next(), Some(Component::Prefix(prefix)) if prefix.kind().is_verbatim());
-    // What older versions of Windows would write to instead, and lose.
+    // Return the device that older versions of Windows would write to instead of this name.
     if let Some(device) = path.file_name().and_then(device).filter(|_| !is_verbatim) {
         let message = format!(
             "Windows keeps this name for the device {device}, whatever follows it: choose another one for the file"

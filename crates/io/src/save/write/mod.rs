@@ -1,5 +1,5 @@
-//! Writing the pieces of a file in one of three ways: into a temporary file that gets the name when it is complete, into the
-//! file that exists, or into a stream.
+//! Writing the pieces of a file in one of three ways: into a temporary file that is renamed when it is complete, into
+//! the existing file, or into a stream.
 
 mod direct;
 mod parallel;
@@ -85,8 +85,7 @@ impl Writing<'_> {
         Ok(temp)
     }
 
-    /// A file that must be durable is written past the page cache where that is possible, or else flushed while the rest is
-    /// written.
+    /// A durable file is written past the page cache if possible, or otherwise flushed while the rest is written.
     fn route(&self, file: &File) -> Route {
         let nbytes = self.pieces.nbytes();
         if !self.options.durable {
@@ -158,8 +157,8 @@ impl Writing<'_> {
         if io::copy(&mut from, &mut file).step(step::COPY)? != nbytes {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);
         }
-        // Cut at the end and not at the start: a process that has the file mapped then reads wrong bytes, but no hole, which
-        // would end it. A shorter file does that all the same.
+        // The file is truncated at the end and not at the start, so that a process that has it mapped reads wrong bytes
+        // instead of a hole, which would crash it. A shorter file crashes it all the same.
         file.set_len(nbytes).step(step::COPY)?;
         self.finish(file)
     }

@@ -19,7 +19,7 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
-/// From this size on, threads write: starting them costs about 0.1 ms, as long as writing 0.5 MB.
+/// From this size on, threads write. Starting them costs about 0.1 ms, as long as writing 0.5 MB.
 const PARALLEL: u64 = 32 << 20;
 /// More than 4 threads in one file wait for each other in the kernel.
 const THREADS: usize = 4;
@@ -30,7 +30,7 @@ const WAITING_THREADS: usize = 16;
 /// all, this many are copied soon.
 const SHARED_PIECES: usize = 16;
 
-/// By which way bytes reach the file.
+/// The way in which bytes reach the file.
 pub(super) enum Route {
     /// Through the page cache. The flusher, if there is one, learns how much is written.
     Cached(Option<Flusher>),
@@ -47,11 +47,11 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
     // Digests that need earlier bytes would wait for the pieces that this thread fetches.
     let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched.is_empty();
     let threads = match (pieces.nbytes() < PARALLEL || waits, route) {
-        // This one has to watch meanwhile.
+        // This thread has to poll the watch in the meantime.
         _ if pieces.wait() => WAITING_THREADS.min(pieces.count()),
         (true, _) => 0,
         (false, Route::Cached(_) | Route::Shared) => cores().min(THREADS),
-        // They wait for the disk, not for a core.
+        // The threads wait for the disk, not for a core.
         (false, Route::Direct(_)) => THREADS,
     };
     let buffers = if pieces.fetched.is_empty() { 0 } else { threads + 1 };
@@ -77,7 +77,7 @@ struct PieceWriter<'w, 'a> {
     pieces: &'w Pieces<'a>,
     file: &'w File,
     route: &'w Route,
-    /// What takes digests of all that is written.
+    /// Computes the digests of all bytes that are written.
     sealing: Option<Sealing<'w>>,
     /// The next piece that no thread has taken.
     next: AtomicUsize,
@@ -85,7 +85,8 @@ struct PieceWriter<'w, 'a> {
     ring: Ring,
 }
 
-/// Says, when dropped, that pieces will not come: a thread has failed, or unwinds, and others may wait for its bytes.
+/// Reports, when dropped, that pieces will not arrive: a thread has failed or panicked, and others may wait for its
+/// bytes.
 struct Ending<'w>(Option<&'w Sealing<'w>>);
 
 impl Drop for Ending<'_> {
@@ -96,7 +97,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// What a thread fills before it writes.
+/// A buffer that a thread fills before it writes.
 #[derive(Default)]
 struct Buffers {
     gathered: Vec<u8>,
@@ -169,7 +170,7 @@ impl PieceWriter<'_, '_> {
         }
     }
 
-    /// Write these pieces. None of them has to be fetched, and the last ones may be missing.
+    /// Write these pieces, none of which needs the calling thread. The last ones may be missing.
     fn write_pieces(&self, pieces: Range<usize>, buffers: &mut Buffers) -> io::Result<()> {
         let pieces = pieces.start..pieces.end.min(self.pieces.count());
         let range = self.pieces.range(pieces.start).start..self.pieces.range(pieces.end - 1).end;
@@ -321,12 +322,12 @@ impl Ring {
         self.changed.notify_all();
     }
 
-    /// A filled buffer, if there is one at this moment.
+    /// Return a filled buffer, if there is one now.
     fn ready(&self) -> Option<(usize, Pages)> {
         self.state().filled.pop_front()
     }
 
-    /// The next filled buffer; `None` if no more are filled.
+    /// Return the next filled buffer; `None` if no more will come.
     fn next(&self) -> Option<(usize, Pages)> {
         let state = self.state();
         let waited = self
@@ -335,7 +336,7 @@ impl Ring {
         waited.unwrap_or_else(PoisonError::into_inner).filled.pop_front()
     }
 
-    /// Says that nothing more will be put in.
+    /// Report that no more buffers will be filled.
     fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! The bytes of a file, cut into pieces.
+//! The bytes of a file, divided into pieces.
 
 use std::fs::File;
 use std::io;
@@ -12,15 +12,16 @@ use crate::disk::write_all_at;
 use crate::memory::Bytes;
 use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 
-/// Bytes that are written at once: few enough that threads share the work evenly, a watch is heard soon and buffers of
-/// this size are no burden, enough that the calls do not count. Threads that write pieces do not meet in one page.
+/// The number of bytes that are written at once: small enough that threads share the work evenly, the watch is polled
+/// often and buffers are cheap; large enough to make the cost of calls negligible. Pieces begin at pages, so threads do
+/// not write to the same page.
 pub(in crate::save) const PIECE: usize = 4 << 20;
 /// Bytes of one payload in one piece that are written from their place in memory; fewer are gathered first. 1 MiB, because
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
 
-/// Head and payloads of a file, in its order, cut into pieces of a few MiB. They exist only for payloads that have just the
-/// bytes that the header promises.
+/// The header and payloads of a file, in file order, divided into pieces of a few MiB. The payloads are known to have
+/// exactly the sizes in the header.
 pub struct Pieces<'a> {
     head: Payload<'a>,
     payloads: &'a [Payload<'a>],
@@ -31,7 +32,7 @@ pub struct Pieces<'a> {
     /// Whether bytes of devices are among them. Looking for them in each piece takes 8 % of the time to write tensors of 400
     /// bytes, and 28 % of 40 bytes (2026-11, into the page cache).
     on_device: bool,
-    /// The header that gets digests of all bytes, if the file keeps some.
+    /// The header that will contain digests of all bytes, if the file records any.
     pub(in crate::save) sealed: Option<&'a NewHeader>,
 }
 
@@ -52,7 +53,7 @@ impl<'a> Pieces<'a> {
         Ok(Pieces::cut(&layout.head, payloads))
     }
 
-    /// The file of `head`, with the digests that it keeps and one payload for each tensor, in the order of the data.
+    /// Return the file of `head`, with the digests that it records and one payload for each tensor, in data order.
     ///
     /// # Errors
     /// As [`Pieces::of`].
@@ -61,7 +62,7 @@ impl<'a> Pieces<'a> {
         Pieces::of_all(head, payloads)
     }
 
-    /// As [`Pieces::of_new`], with payloads that together are the data, cut at any place.
+    /// As [`Pieces::of_new`], with payloads that together form the data, split at any position.
     pub(crate) fn of_all(
         head: &'a NewHeader,
         payloads: &'a [Payload<'a>],
@@ -81,7 +82,8 @@ impl<'a> Pieces<'a> {
         Pieces::cut(b"", payloads)
     }
 
-    /// The file that begins with `head` and has `data_nbytes` of data, cut into payloads at any place.
+    /// Return the file that begins with `head` and has `data_nbytes` of data in payloads that are split at any
+    /// position.
     pub(crate) fn of_data(
         head: &'a [u8],
         data_nbytes: u64,
@@ -116,7 +118,7 @@ impl<'a> Pieces<'a> {
         pieces
     }
 
-    /// Record that the bytes of `range` have to be fetched. It comes after all ranges that were recorded before.
+    /// Record that the bytes of `range` have to be fetched. It must come after all recorded ranges.
     fn fetch(&mut self, range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -428,7 +430,7 @@ mod tests {
         let pieces = Pieces::cut(b"head", &payloads[..6]);
         assert_eq!(pieces.fetched, [1]);
         assert!(pieces.is_fetched(1) && !pieces.is_fetched(0) && !pieces.is_fetched(2));
-        // It ends where a piece does.
+        // It ends at the end of a piece.
         assert_eq!(Pieces::cut(b"", &payloads[6..]).fetched, [0, 1]);
     }
 
