@@ -445,7 +445,7 @@ def _memory(name: str, array: Any) -> Memory:
         raise moves.no_destination(name, "numpy.ndarray", array)
     code, lettered = _stored(array.dtype)
     if code is None:
-        reason = f"files do not have the destination's dtype {array.dtype!r} in this form"
+        reason = f"no file has tensors of the destination's dtype, {array.dtype!r}"
         raise misfit(name, reason, "destination-dtype")
     shown = array if lettered is None else array.view(lettered)
     # The buffer protocol has no shape without dimensions.

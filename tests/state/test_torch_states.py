@@ -194,7 +194,7 @@ def test_load_state_fills_tensors_of_four_bits_in_place(path: Path) -> None:
     # NumPy has them unpacked, which the bytes of the file cannot fill.
     array = np.zeros((3, 8), ml_dtypes.float4_e2m1fn)
     with pytest.raises(
-        ingot.DestinationError, match="`plain`: no file has the destination's dtype"
+        ingot.DestinationError, match="`plain`: no file has tensors of the destination's dtype"
     ) as caught:
         ingot.numpy.load_state(path, into={"plain": array}, keys="plain")
     assert caught.value.tensor == "plain"
