@@ -14,7 +14,9 @@ use std::sync::OnceLock;
 
 use ingot_format::{Dtype, Format, Header, SHARED_KEY, ShardIndex, natural_order};
 
-pub(crate) use shards::{Shards, Store};
+pub(crate) use shards::Shards;
+#[cfg(feature = "remote")]
+pub(crate) use shards::Store;
 
 use crate::error::{Error, Failure};
 use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};
