@@ -102,7 +102,7 @@ fn check(input: &mut Unstructured<'_>) -> Result<()> {
         files.push((archive, stored));
     }
     let threads = if input.ratio(1, 16)? { 3 } else { 1 };
-    let options = ReadOptions { threads: NonZeroUsize::new(threads) };
+    let options = ReadOptions::new().threads(NonZeroUsize::new(threads));
     let (mut parts, mut expected) = (Vec::new(), Vec::new());
     for _ in 0..input.int_in_range(0..=8)? {
         if let Some((part, bytes)) = wanted(input, &files)? {

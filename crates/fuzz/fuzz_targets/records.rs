@@ -220,7 +220,7 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
             expected.insert(name.to_owned(), source.tensors[number].part(role));
         }
     }
-    let options = SaveOptions { durable: false, ..SaveOptions::default() };
+    let options = SaveOptions::new().durable(false);
     let (format, order, path) = (Format::Safetensors, LayoutOptions::default(), place("new"));
     match assemble(
         &path,

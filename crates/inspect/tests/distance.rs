@@ -352,9 +352,7 @@ fn join_what_many_threads_read_of_many_tensors_in_any_order() {
     assert_eq!(found[1].unwrap().different, Some(1));
     assert_eq!((found[2], found[4]), (None, None));
     for threads in [1, 3] {
-        let options = ReadOptions {
-            threads: std::num::NonZeroUsize::new(threads),
-        };
+        let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
         // The results are identical to the last digit for any number of threads.
         assert_eq!(
             distances(&by_name(&one, &two, &names), &options, &Unwatched).unwrap(),

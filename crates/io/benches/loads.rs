@@ -91,10 +91,7 @@ fn each_chunk(nbytes: usize, mut work: impl FnMut(usize, usize)) {
 }
 
 fn ours(path: &Path, tensor_nbytes: usize) -> f64 {
-    let options = OpenOptions {
-        backend: Backend::Pread,
-        ..OpenOptions::default()
-    };
+    let options = OpenOptions::new().backend(Backend::Pread);
     let began = Instant::now();
     let archive = Archive::open(path, &options).expect("it was written");
     let parts = archive.tensors().map(Job::from);

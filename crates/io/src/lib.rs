@@ -29,8 +29,7 @@
 //! # let values: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].into_iter().flat_map(f32::to_le_bytes).collect();
 //! # serialize_to_file([("weight", TensorView::new(Dtype::F32, vec![2, 2], &values)?)], None, &path)?;
 //!
-//! let options = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
-//! let archive = Archive::open(&path, &options)?;
+//! let archive = Archive::open(&path, &OpenOptions::new().backend(Backend::Pread))?;
 //! for tensor in archive.tensors() {
 //!     println!("{}: {} {:?}", tensor.entry().name, tensor.entry().dtype, tensor.entry().shape);
 //! }
@@ -56,15 +55,14 @@
 //! # let values: Vec<u8> = [1.0_f32, 2.0, 3.0, 4.0].into_iter().flat_map(f32::to_le_bytes).collect();
 //! # serialize_to_file([("weight", TensorView::new(Dtype::F32, vec![2, 2], &values)?)], None, &path)?;
 //!
-//! let options = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
-//! let archive = Archive::open(&path, &options)?;
+//! let archive = Archive::open(&path, &OpenOptions::new().backend(Backend::Pread))?;
 //! let weight = archive.find("weight")?;
 //! let (shape, row) = weight.select(&[Index::At(1)], &Unwatched)?;
 //! assert_eq!((shape, row.as_f32()?), (vec![2], &[3.0, 4.0][..]));
 //!
 //! // Many jobs, of one file or several, are read in parallel and converted on the way.
 //! let column = Job::new(weight, &[Index::WHOLE, Index::At(0)], Some(Dtype::F64))?;
-//! let found = read([column], &ReadOptions::default(), &Unwatched)?;
+//! let found = read([column], &ReadOptions::new(), &Unwatched)?;
 //! assert_eq!(found[0].as_elements::<f64>()?, [1.0, 3.0]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -84,7 +82,7 @@
 //!
 //! let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[2] }];
 //! let new = layout(&specs, Some(&[("title", "second")]), Format::Safetensors)?;
-//! save(&path, &new, &[Payload::from(&b"cd"[..])], &SaveOptions::default(), &Unwatched)?;
+//! save(&path, &new, &[Payload::from(&b"cd"[..])], &SaveOptions::new(), &Unwatched)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -106,7 +104,7 @@
 //! }}"#;
 //! std::fs::write(folder.join("model.safetensors.index.json"), index)?;
 //!
-//! let model = Checkpoint::open(folder, &CheckpointOptions::default())?;
+//! let model = Checkpoint::open(folder, &CheckpointOptions::new())?;
 //! assert_eq!((model.len(), model.files()), (2, 2));
 //! assert_eq!(model.find("wpe")?.entry().shape, [2]);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -124,7 +122,7 @@
 //!
 //! let options = RemoteOptions::default();
 //! let model = Checkpoint::open_url("hf://openai-community/gpt2", &options, &Limits::default(), &Unwatched)?;
-//! let bias = model.find("h.0.attn.c_attn.bias")?.read(&ReadOptions::default(), &Unwatched)?;
+//! let bias = model.find("h.0.attn.c_attn.bias")?.read(&ReadOptions::new(), &Unwatched)?;
 //! println!("{:?}", bias.as_f32()?);
 //! # Ok(())
 //! # }
@@ -144,10 +142,10 @@
 //! # serialize_to_file([("bias", TensorView::new(Dtype::U8, vec![2], b"ab")?)], None, &path)?;
 //!
 //! let change = MetadataChange { set: &[("title", "first")], remove: &["draft"], rewrite: false };
-//! update_metadata(&path, &change, &SaveOptions::default(), &Unwatched)?;
-//! replace_tensor(&path, "bias", Dtype::U8, &[2], &Payload::from(&b"cd"[..]), &SaveOptions::default(), &Unwatched)?;
+//! update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
+//! replace_tensor(&path, "bias", Dtype::U8, &[2], &Payload::from(&b"cd"[..]), &SaveOptions::new(), &Unwatched)?;
 //!
-//! let archive = Archive::open(&path, &OpenOptions::default())?;
+//! let archive = Archive::open(&path, &OpenOptions::new())?;
 //! assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
 //! assert_eq!(archive.read("bias")?.to_vec(), b"cd");
 //! # Ok::<(), Box<dyn std::error::Error>>(())

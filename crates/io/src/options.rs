@@ -11,7 +11,7 @@ use ingot_format::Limits;
 /// use ingot_io::{Backend, OpenOptions};
 ///
 /// assert_eq!(Backend::from_name("pread"), Some(Backend::Pread));
-/// let options = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
+/// let options = OpenOptions::new().backend(Backend::Pread);
 /// assert_eq!(options.backend.to_string(), "pread");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -29,13 +29,13 @@ impl Backend {
     /// All backends.
     pub const ALL: [Backend; 3] = [Backend::Auto, Backend::Mmap, Backend::Pread];
 
-    /// Return the backend of this name: `auto`, `mmap` or `pread`.
+    /// Returns the backend of this name: `auto`, `mmap` or `pread`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Backend> {
         Backend::ALL.into_iter().find(|backend| backend.name() == name)
     }
 
-    /// Return the name used in options and messages.
+    /// Returns the name used in options and messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -59,10 +59,11 @@ pub(crate) const BACKEND_VARIABLE: &str = "INGOT_BACKEND";
 ///
 /// ```
 /// use ingot_io::{Backend, OpenOptions};
-/// let owned = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
+/// let owned = OpenOptions::new().backend(Backend::Pread);
 /// assert_eq!(owned.backend, Backend::Pread);
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct OpenOptions {
     /// How the bytes are read.
     pub backend: Backend,
@@ -70,16 +71,39 @@ pub struct OpenOptions {
     pub limits: Limits,
 }
 
+impl OpenOptions {
+    /// Return the defaults: [`Backend::Auto`] and the default [`Limits`].
+    #[must_use]
+    pub fn new() -> OpenOptions {
+        OpenOptions::default()
+    }
+
+    /// Sets how the bytes are read.
+    #[must_use]
+    pub const fn backend(mut self, backend: Backend) -> OpenOptions {
+        self.backend = backend;
+        self
+    }
+
+    /// Sets which headers are accepted.
+    #[must_use]
+    pub const fn limits(mut self, limits: Limits) -> OpenOptions {
+        self.limits = limits;
+        self
+    }
+}
+
 /// The options of opening a checkpoint.
 ///
 /// ```
 /// use ingot_io::{Backend, CheckpointOptions, OpenOptions, Reach};
 ///
-/// let open = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
-/// let options = CheckpointOptions { open, reach: Reach::Confined, ..CheckpointOptions::default() };
+/// let open = OpenOptions::new().backend(Backend::Pread);
+/// let options = CheckpointOptions::new().open(open).reach(Reach::Confined);
 /// assert_eq!(options.reach, Reach::Confined);
 /// ```
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct CheckpointOptions {
     /// How each of its files is opened.
     pub open: OpenOptions,
@@ -96,6 +120,28 @@ pub struct CheckpointOptions {
     pub is_one_of_many: bool,
 }
 
+impl CheckpointOptions {
+    /// Return the defaults: the default [`OpenOptions`] and [`Reach::FollowLinks`].
+    #[must_use]
+    pub fn new() -> CheckpointOptions {
+        CheckpointOptions::default()
+    }
+
+    /// Sets how each file is opened.
+    #[must_use]
+    pub const fn open(mut self, open: OpenOptions) -> CheckpointOptions {
+        self.open = open;
+        self
+    }
+
+    /// Sets where the files may be.
+    #[must_use]
+    pub const fn reach(mut self, reach: Reach) -> CheckpointOptions {
+        self.reach = reach;
+        self
+    }
+}
+
 /// Where the files of a checkpoint may be.
 ///
 /// ```
@@ -106,7 +152,7 @@ pub struct CheckpointOptions {
 /// # let bias = TensorView::new(Dtype::U8, vec![2], b"ab")?;
 /// # serialize_to_file([("bias", &bias)], None, &path)?;
 ///
-/// let options = CheckpointOptions { reach: Reach::Confined, ..CheckpointOptions::default() };
+/// let options = CheckpointOptions::new().reach(Reach::Confined);
 /// let model = Checkpoint::open(folder.path(), &options)?;
 /// assert_eq!(model.len(), 1);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -169,14 +215,30 @@ impl ShardHeaders {
 ///
 /// use ingot_io::ReadOptions;
 ///
-/// let options = ReadOptions { threads: NonZeroUsize::new(4) };
+/// let options = ReadOptions::new().threads(NonZeroUsize::new(4));
 /// assert_eq!(options.threads.map(NonZeroUsize::get), Some(4));
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub struct ReadOptions {
     /// How many threads read at once; by default the number in the variable `INGOT_THREADS`, or else a number that suits the
     /// machine and the source.
     pub threads: Option<NonZeroUsize>,
+}
+
+impl ReadOptions {
+    /// Return the defaults.
+    #[must_use]
+    pub fn new() -> ReadOptions {
+        ReadOptions::default()
+    }
+
+    /// Sets how many threads read at once; `None` for the default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> ReadOptions {
+        self.threads = threads.into();
+        self
+    }
 }
 
 /// The variable that sets the default of [`ReadOptions::threads`] for a process.
@@ -189,10 +251,11 @@ pub(crate) const PINNED_VARIABLE: &str = "INGOT_PINNED";
 ///
 /// ```
 /// use ingot_io::{Replace, SaveOptions};
-/// let new_and_fast = SaveOptions { replace: Replace::Nothing, durable: false, ..SaveOptions::default() };
+/// let new_and_fast = SaveOptions::new().replace(Replace::Nothing).durable(false);
 /// assert_eq!(new_and_fast.replace, Replace::Nothing);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SaveOptions {
     /// Whether the file is on the disk when [`save`](crate::save) returns. If false, a loss of power may undo a save of the last
     /// half minute or so, or leave a part of its bytes. Ending the process loses nothing.
@@ -213,7 +276,7 @@ pub struct SaveOptions {
 ///
 /// let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[2] }];
 /// let new = layout(&specs, None, Format::Safetensors)?;
-/// let options = SaveOptions { replace: Replace::Nothing, ..SaveOptions::default() };
+/// let options = SaveOptions::new().replace(Replace::Nothing);
 /// save(&path, &new, &[Payload::from(&b"ab"[..])], &options, &Unwatched)?;
 /// assert!(save(&path, &new, &[Payload::from(&b"cd"[..])], &options, &Unwatched).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -237,14 +300,38 @@ pub enum Replace {
 }
 
 impl SaveOptions {
-    /// Durable, [`Replace::Atomic`], and read-only files are refused.
-    pub const DEFAULT: SaveOptions = SaveOptions {
-        durable: true,
-        replace: Replace::Atomic,
-        replace_read_only: false,
-    };
+    /// Return the defaults: durable, [`Replace::Atomic`], and read-only files are refused.
+    #[must_use]
+    pub const fn new() -> SaveOptions {
+        SaveOptions {
+            durable: true,
+            replace: Replace::Atomic,
+            replace_read_only: false,
+        }
+    }
 
-    /// Return whether an existing file is an error.
+    /// Sets whether the file is on the disk when the save returns.
+    #[must_use]
+    pub const fn durable(mut self, durable: bool) -> SaveOptions {
+        self.durable = durable;
+        self
+    }
+
+    /// Sets how an existing file is replaced.
+    #[must_use]
+    pub const fn replace(mut self, replace: Replace) -> SaveOptions {
+        self.replace = replace;
+        self
+    }
+
+    /// Sets whether a file that this process may not write to is replaced.
+    #[must_use]
+    pub const fn replace_read_only(mut self, replace_read_only: bool) -> SaveOptions {
+        self.replace_read_only = replace_read_only;
+        self
+    }
+
+    /// Returns whether an existing file is an error.
     pub(crate) fn keeps_existing(&self) -> bool {
         self.replace == Replace::Nothing
     }
@@ -252,6 +339,6 @@ impl SaveOptions {
 
 impl Default for SaveOptions {
     fn default() -> SaveOptions {
-        SaveOptions::DEFAULT
+        SaveOptions::new()
     }
 }

@@ -48,14 +48,7 @@ fn write(directory: &Path) -> PathBuf {
 }
 
 fn open(path: &Path, backend: Backend) -> Checkpoint {
-    let open = OpenOptions {
-        backend,
-        ..OpenOptions::default()
-    };
-    let options = CheckpointOptions {
-        open,
-        ..CheckpointOptions::default()
-    };
+    let options = CheckpointOptions::new().open(OpenOptions::new().backend(backend));
     Checkpoint::open(path, &options).unwrap()
 }
 

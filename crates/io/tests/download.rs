@@ -29,13 +29,7 @@ fn server() -> Server {
 }
 
 fn fetch(url: &str, path: &Path) {
-    let how = DownloadOptions {
-        save: SaveOptions {
-            durable: false,
-            ..SaveOptions::default()
-        },
-        ..DownloadOptions::default()
-    };
+    let how = DownloadOptions::new().save(SaveOptions::new().durable(false));
     download(url, path, &RemoteOptions::default(), &how, &Unwatched).unwrap();
 }
 

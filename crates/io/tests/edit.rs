@@ -16,10 +16,7 @@ use ingot_io::{
 };
 use proptest::prelude::*;
 
-const FAST: SaveOptions = SaveOptions {
-    durable: false,
-    ..SaveOptions::DEFAULT
-};
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
 type Tensors = BTreeMap<String, Vec<u8>>;
 type Pairs = BTreeMap<String, String>;

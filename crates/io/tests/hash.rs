@@ -249,10 +249,7 @@ impl Produce for Far<'_> {
     }
 }
 
-const FAST: SaveOptions = SaveOptions {
-    durable: false,
-    ..SaveOptions::DEFAULT
-};
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
@@ -303,8 +300,7 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
-        let replace = if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic };
-        let save = SaveOptions { durable, replace, ..SaveOptions::default() };
+        let save = FAST.replace(if in_place { ingot_io::Replace::InPlace } else { ingot_io::Replace::Atomic }).durable(durable);
         save_pieces(&path, Pieces::of_new(&sealed, &payloads), &save, &Unwatched).unwrap();
         let report = verify(&path, None, &Unwatched).unwrap();
         prop_assert_eq!(report.algorithm, algorithm);

@@ -57,9 +57,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
         .iter()
         .map(|(name, index, dtype)| Job::new(archive.find(name).unwrap(), index, *dtype).unwrap())
         .collect();
-    let options = ReadOptions {
-        threads: std::num::NonZeroUsize::new(threads),
-    };
+    let options = ReadOptions::new().threads(std::num::NonZeroUsize::new(threads));
     ingot_io::read(&parts, &options, &Unwatched).unwrap()
 }
 
@@ -113,7 +111,7 @@ proptest! {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("f");
         std::fs::write(&path, &bytes).unwrap();
-        let open = |backend| Archive::open(&path, &OpenOptions { backend, ..OpenOptions::default() }).unwrap();
+        let open = |backend| Archive::open(&path, &OpenOptions::new().backend(backend)).unwrap();
         let memory = Archive::from_source(Box::new(MemorySource::new(bytes.clone())), &OpenOptions::default()).unwrap();
         let places = |from: usize, to: usize, step: usize, size: usize| -> Vec<usize> { (from.min(size)..to.min(size)).step_by(step).collect() };
         let entry = *memory.find("m").unwrap().entry();
@@ -210,14 +208,7 @@ fn a_file_that_shrinks_is_an_error_and_no_crash() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("f");
     std::fs::write(&path, file(&[("m", Dtype::F32, &[2048, 4096])])).unwrap();
-    let archive = Archive::open(
-        &path,
-        &OpenOptions {
-            backend,
-            ..OpenOptions::default()
-        },
-    )
-    .unwrap();
+    let archive = Archive::open(&path, &OpenOptions::new().backend(backend)).unwrap();
     std::fs::OpenOptions::new()
         .write(true)
         .open(&path)

@@ -22,20 +22,11 @@ use tempfile::TempDir;
 
 const OLD: &[u8] = b"what was there before";
 
-const IN_PLACE: SaveOptions = SaveOptions {
-    replace: Replace::InPlace,
-    ..SaveOptions::DEFAULT
-};
+const IN_PLACE: SaveOptions = SaveOptions::new().replace(Replace::InPlace);
 
-const FAST: SaveOptions = SaveOptions {
-    durable: false,
-    ..SaveOptions::DEFAULT
-};
+const FAST: SaveOptions = SaveOptions::new().durable(false);
 
-const FORCE: SaveOptions = SaveOptions {
-    replace_read_only: true,
-    ..SaveOptions::DEFAULT
-};
+const FORCE: SaveOptions = SaveOptions::new().replace_read_only(true);
 
 fn put(path: &Path, bytes: &[u8], options: &SaveOptions) -> Result<(), Error> {
     put_watched(path, bytes, options, &Unwatched)
@@ -105,15 +96,14 @@ fn child() {
         return;
     };
     let has = |word: &str| std::env::var("INGOT_SAVE_HOW").is_ok_and(|how| how.contains(word));
-    let options = SaveOptions {
-        durable: !has("fast"),
-        replace: if has("in-place") {
+    let options = SaveOptions::new()
+        .durable(!has("fast"))
+        .replace(if has("in-place") {
             Replace::InPlace
         } else {
             Replace::Atomic
-        },
-        replace_read_only: has("force"),
-    };
+        })
+        .replace_read_only(has("force"));
     let size = std::env::var("INGOT_SAVE_SIZE").map_or(NEW_SIZE, |size| size.parse().unwrap());
     if has("for-ever") {
         eprintln!("{BEGUN}");
@@ -356,7 +346,7 @@ fn savers_of_one_path_leave_whole_files_only() {
             .map(|saver| {
                 let path = &path;
                 scope.spawn(move || {
-                    let options = FAST;
+                    let options = SaveOptions::new().durable(false);
                     for _ in 0..40 {
                         put(path, &fill(saver), &options).unwrap();
                     }
@@ -430,10 +420,7 @@ fn an_interrupted_save_leaves_the_old_file() {
     for size in [1000, 48 << 20] {
         for replace in [Replace::Atomic, Replace::InPlace] {
             let (folder, path) = folder();
-            let options = SaveOptions {
-                replace,
-                ..SaveOptions::default()
-            };
+            let options = SaveOptions::new().replace(replace);
             let bytes = new(size);
             for after in 0.. {
                 let watch = StopAfter::new(after);
@@ -453,11 +440,9 @@ fn an_interrupted_save_leaves_the_old_file() {
 
 // ── What is not replaced ─────────────────────────────────────────────────────────────────────────────────────────────
 
-const NOTHING: SaveOptions = SaveOptions {
-    replace: Replace::Nothing,
-    replace_read_only: true,
-    ..SaveOptions::DEFAULT
-};
+const NOTHING: SaveOptions = SaveOptions::new()
+    .replace(Replace::Nothing)
+    .replace_read_only(true);
 
 #[track_caller]
 fn assert_is_there(result: Result<(), Error>) {
@@ -506,10 +491,7 @@ fn what_got_the_name_meanwhile_stays_where_nothing_is_replaced() {
 fn an_interrupted_first_save_leaves_nothing() {
     for replace in [Replace::Atomic, Replace::InPlace] {
         let folder = tempfile::tempdir().unwrap();
-        let options = SaveOptions {
-            replace,
-            ..SaveOptions::default()
-        };
+        let options = SaveOptions::new().replace(replace);
         let path = folder.path().join("file");
         let result = put_watched(&path, OLD, &options, &StopAfter::new(1));
         assert!(result.as_ref().is_err_and(Error::is_interrupted));

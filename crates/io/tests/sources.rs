@@ -160,14 +160,7 @@ fn size(n: i64) -> usize {
 }
 
 fn open(path: &Path, backend: Backend) -> Archive {
-    Archive::open(
-        path,
-        &OpenOptions {
-            backend,
-            ..OpenOptions::default()
-        },
-    )
-    .unwrap()
+    Archive::open(path, &OpenOptions::new().backend(backend)).unwrap()
 }
 
 #[test]

@@ -55,7 +55,7 @@ pub(crate) fn distances(
         .zip(theirs)
         .map(|(one, two)| [one, two])
         .collect();
-    let options = ReadOptions { threads };
+    let options = ReadOptions::new().threads(threads);
     let found =
         Signals::telling(progress).run(py, |signals| ingot_inspect::distances(&pairs, &options, signals))?;
     Ok(found.into_iter().map(|found| found.map(Distance)).collect())

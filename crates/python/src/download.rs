@@ -38,10 +38,7 @@ pub(crate) fn download(
     let path = file_path(path)?;
     let options = remote_options(storage_options)?;
     let save = save_options(durable, overwrite, replace_read_only);
-    let how = DownloadOptions {
-        threads,
-        ..wanted(py, expected_sha256, save)?
-    };
+    let how = wanted(py, expected_sha256, save)?.threads(threads);
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
     })?;
@@ -77,13 +74,11 @@ pub(crate) fn planned_download(
         .collect())
 }
 
-/// Return the options that a download and a planned download share.
+/// The arguments of a download, real or planned.
 fn wanted(py: Python<'_>, expected_sha256: Option<&str>, save: SaveOptions) -> PyResult<DownloadOptions> {
-    Ok(DownloadOptions {
-        threads: None,
-        save,
-        sha256: expected_sha256.map(|hex| sha256(py, hex)).transpose()?,
-    })
+    Ok(DownloadOptions::new()
+        .save(save)
+        .sha256(expected_sha256.map(|hex| sha256(py, hex)).transpose()?))
 }
 
 fn one(done: Downloaded) -> One {

@@ -128,10 +128,7 @@ impl Checkpoint {
         max_header_size: Option<u64>,
     ) -> PyResult<Checkpoint> {
         let source = BufferSource::new(data).map_err(|fault| buffer_expected(data, &fault))?;
-        let options = OpenOptions {
-            limits: limits(leniency, max_header_size)?,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
         let source = Origin::Other(Box::new(source));
         Checkpoint::of_archive(py, || ingot_io::Archive::of(source, None, &options, None))
     }
@@ -147,10 +144,7 @@ impl Checkpoint {
     ) -> PyResult<Checkpoint> {
         let path: Option<String> = reader.getattr("name")?.extract()?;
         let source = Origin::Other(Box::new(ObjectSource::new(reader)?));
-        let options = OpenOptions {
-            limits: limits(leniency, max_header_size)?,
-            ..OpenOptions::default()
-        };
+        let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
         let path = path.as_deref().map(Path::new);
         Checkpoint::of_archive(py, || ingot_io::Archive::of(source, path, &options, None))
     }
@@ -409,7 +403,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
         let proof = proof(py, kept, expected_sha256)?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
             let jobs: Vec<Job<'_>> = whole_jobs(wanted, devices).collect();
             checkpoint.proven(&jobs, &proof, &options, signals)
@@ -431,7 +425,7 @@ impl Checkpoint {
         let checkpoint = self.opened(py)?;
         let proof = proof(py, kept, expected_sha256)?;
         let wanted = chosen(py, &checkpoint, Some(names))?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         let copy = |signals: &Signals| checkpoint.proven_copy(&wanted, &proof, &options, signals);
         let copy = Signals::telling(progress).run(py, copy)?;
         Checkpoint::of_archive(py, || Ok(copy))
@@ -448,7 +442,7 @@ impl Checkpoint {
         progress: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyDict>> {
         let checkpoint = self.opened(py)?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         let read = |wanted: &[Tensor<'_>], devices: Option<&Devices>, signals: &Signals| {
             read_to(whole_jobs(wanted, devices), &options, signals)
         };
@@ -544,7 +538,7 @@ impl Checkpoint {
     ) -> PyResult<u64> {
         let checkpoint = self.opened(py)?;
         let wanted = chosen(py, &checkpoint, names)?;
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         Signals::telling(progress).run(py, |signals| warm_tensors(&wanted, &options, signals))
     }
 
@@ -560,7 +554,7 @@ impl Checkpoint {
     ) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let signals = Signals::telling(progress);
-        let options = ReadOptions { threads };
+        let options = ReadOptions::new().threads(threads);
         read::take(py, &checkpoint, &wanted, wrap, onto, &options, signals)
     }
 
@@ -600,7 +594,7 @@ impl Checkpoint {
             &wanted,
             destinations,
             (proof != Proof::default()).then_some(proof),
-            &ReadOptions { threads },
+            &ReadOptions::new().threads(threads),
             signals,
         )
     }

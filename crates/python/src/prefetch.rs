@@ -100,7 +100,12 @@ impl Stream {
         threads: Option<NonZeroUsize>,
     ) -> Stream {
         let tensors: Vec<TensorId> = requests.iter().map(|request| request.tensor).collect();
-        let prefetch = Prefetch::new(Arc::clone(&checkpoint), requests, ahead, ReadOptions { threads });
+        let prefetch = Prefetch::new(
+            Arc::clone(&checkpoint),
+            requests,
+            ahead,
+            ReadOptions::new().threads(threads),
+        );
         Stream {
             ranks: tensors
                 .iter()

@@ -53,7 +53,7 @@ pub(crate) fn prepare(
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
     let mut options = save_options(durable, overwrite, replace_read_only);
     if overwrite && !atomic {
-        options.replace = Replace::InPlace;
+        options = options.replace(Replace::InPlace);
     }
     Ok(NewFile {
         path,
@@ -367,13 +367,12 @@ pub(crate) fn layout_options(reserve: u64, align: u64) -> PyResult<LayoutOptions
 
 /// Return the options of a save that replaces a whole file, or None.
 pub(crate) fn save_options(durable: bool, overwrite: bool, replace_read_only: bool) -> SaveOptions {
-    SaveOptions {
-        durable,
-        replace: if overwrite {
+    SaveOptions::new()
+        .durable(durable)
+        .replace(if overwrite {
             Replace::Atomic
         } else {
             Replace::Nothing
-        },
-        replace_read_only,
-    }
+        })
+        .replace_read_only(replace_read_only)
 }

@@ -96,7 +96,7 @@ pub(crate) fn statistics(
 ) -> PyResult<Vec<Option<Statistics>>> {
     let checkpoint = checkpoint.opened(py)?;
     let tensors = chosen(py, &checkpoint, names)?;
-    let options = ReadOptions { threads };
+    let options = ReadOptions::new().threads(threads);
     let found = Signals::telling(progress).run(py, |signals| {
         ingot_inspect::statistics(&tensors, bins, &options, signals)
     })?;

@@ -49,7 +49,7 @@ const ROOM: u64 = 512;
 /// # serialize_to_file([("bias", &bias)], None, &path)?;
 ///
 /// let change = MetadataChange { set: &[("title", "first")], remove: &["draft"], rewrite: false };
-/// let edited = update_metadata(&path, &change, &SaveOptions::default(), &Unwatched)?;
+/// let edited = update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
 /// assert_ne!(edited, Edited::Unchanged);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -75,7 +75,7 @@ pub struct MetadataChange<'a> {
 /// # serialize_to_file([("bias", &bias)], None, &path)?;
 ///
 /// let change = MetadataChange { remove: &["draft"], ..MetadataChange::default() };
-/// let edited = update_metadata(&path, &change, &SaveOptions::default(), &Unwatched)?;
+/// let edited = update_metadata(&path, &change, &SaveOptions::new(), &Unwatched)?;
 /// assert_eq!(edited, Edited::Unchanged);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -116,8 +116,7 @@ impl From<Block> for Memory {
 /// let values: Vec<u8> = [1.0_f32, 2.0].into_iter().flat_map(f32::to_le_bytes).collect();
 /// serialize_to_file([("bias", TensorView::new(Dtype::F32, vec![2], &values)?)], None, &path)?;
 ///
-/// let options = OpenOptions { backend: Backend::Pread, ..OpenOptions::default() };
-/// let archive = Archive::open(&path, &options)?;
+/// let archive = Archive::open(&path, &OpenOptions::new().backend(Backend::Pread))?;
 /// let bias = archive.read("bias")?;
 /// assert_eq!(bias.as_f32()?, [1.0, 2.0]);
 /// assert_eq!(bias.as_slice()?, values);

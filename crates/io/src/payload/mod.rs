@@ -32,7 +32,7 @@ pub(crate) use scattered::Scattered;
 /// let new = layout(&specs, None, Format::Safetensors)?;
 /// let bias = Payload::from(&b"ab"[..]);
 /// assert_eq!(bias.nbytes(), 2);
-/// save(&path, &new, &[bias], &SaveOptions::default(), &Unwatched)?;
+/// save(&path, &new, &[bias], &SaveOptions::new(), &Unwatched)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -224,7 +224,7 @@ pub trait Gather: Debug + Sync {
 ///
 /// let specs = [Spec { name: "bias", dtype: Dtype::U8, shape: &[4] }];
 /// let new = layout(&specs, None, Format::Safetensors)?;
-/// save(&path, &new, &[Payload::Produced(&Zeros(4))], &SaveOptions::default(), &Unwatched)?;
+/// save(&path, &new, &[Payload::Produced(&Zeros(4))], &SaveOptions::new(), &Unwatched)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Produce: Debug + Sync {

@@ -22,7 +22,7 @@ use crate::memory::{Dest, Region, alignment};
 /// # let file = serialize([("bias", TensorView::new(Dtype::U8, vec![4], b"abcd")?)], None)?;
 /// let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default())?;
 /// let last_two = Job::new(archive.find("bias")?, &[Index::from(-2..)], None)?;
-/// let found = read([last_two], &ReadOptions::default(), &Unwatched)?;
+/// let found = read([last_two], &ReadOptions::new(), &Unwatched)?;
 /// assert_eq!(found[0].as_slice()?, b"cd");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -43,7 +43,7 @@ use wanted::{Downloadable, VersionedSource, compare, is_index, make_folder, want
 ///
 /// use ingot_io::{DownloadOptions, RemoteOptions, Unwatched, download};
 ///
-/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::default());
+/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::new());
 /// download("hf://openai-community/gpt2", Path::new("gpt2/"), &remote, &how, &Unwatched)?;
 /// # Ok::<(), ingot_io::Error>(())
 /// ```

@@ -375,14 +375,7 @@ pub(super) fn begin_index(resource: Resource, stop: StopFlag<'_>) -> Result<Remo
 
 /// Return the options of files on this machine.
 fn local(limits: &Limits) -> CheckpointOptions {
-    let open = OpenOptions {
-        limits: *limits,
-        ..OpenOptions::default()
-    };
-    CheckpointOptions {
-        open,
-        ..CheckpointOptions::default()
-    }
+    CheckpointOptions::new().open(OpenOptions::new().limits(*limits))
 }
 
 /// Shards behind URLs: beside their index, and on the Hub of its commit.

@@ -328,10 +328,7 @@ fn a_file_without_a_name_is_written_in_place() {
     let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
     put(&path, &new(5000), &SaveOptions::default()).unwrap();
     put(&path, OLD, &SaveOptions::default()).unwrap();
-    let options = SaveOptions {
-        replace: Replace::Nothing,
-        ..SaveOptions::default()
-    };
+    let options = SaveOptions::new().replace(Replace::Nothing);
     let refused = put(&path, &new(5000), &options).unwrap_err();
     assert_eq!(refused.code(), "open", "{refused}");
     let mut found = Vec::new();

@@ -65,10 +65,7 @@ fn a_file_that_is_loaded_is_replaced_renamed_and_deleted() {
 fn a_file_that_is_mapped_is_replaced_and_goes_with_the_next_save() {
     let (folder, path) = folder();
     let old = tensor(&path, 1);
-    let mapped = OpenOptions {
-        backend: Backend::Mmap,
-        ..OpenOptions::default()
-    };
+    let mapped = OpenOptions::new().backend(Backend::Mmap);
     let archive = Archive::open(&path, &mapped).unwrap();
     let loaded = archive.read("tensor").unwrap();
     tensor(&path, 2);
@@ -82,10 +79,7 @@ fn a_file_that_is_mapped_is_replaced_and_goes_with_the_next_save() {
 fn what_is_mapped_is_named_when_it_cannot_be_written_in_place() {
     let (_folder, path) = folder();
     let old = tensor(&path, 1);
-    let mapped = OpenOptions {
-        backend: Backend::Mmap,
-        ..OpenOptions::default()
-    };
+    let mapped = OpenOptions::new().backend(Backend::Mmap);
     let archive = Archive::open(&path, &mapped).unwrap();
     let loaded = archive.read("tensor").unwrap();
     let text = put(&path, &new(100), &IN_PLACE).unwrap_err().to_string();
@@ -105,10 +99,7 @@ fn mapping() {
         .share_mode(sharing)
         .open(&path)
         .unwrap();
-    let mapped = OpenOptions {
-        backend: Backend::Mmap,
-        ..OpenOptions::default()
-    };
+    let mapped = OpenOptions::new().backend(Backend::Mmap);
     let archive = Archive::open(&path, &mapped).unwrap();
     let loaded = archive.read("tensor").unwrap();
     println!("\nmapped");

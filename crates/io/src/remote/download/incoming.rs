@@ -433,10 +433,7 @@ mod tests {
     use crate::options::Replace;
     use std::io::Write;
 
-    const NEW: SaveOptions = SaveOptions {
-        replace: Replace::Nothing,
-        ..SaveOptions::DEFAULT
-    };
+    const NEW: SaveOptions = SaveOptions::new().replace(Replace::Nothing);
 
     /// Without the comparison, the second and the third file would be overwritten.
     #[test]

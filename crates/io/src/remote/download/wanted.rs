@@ -25,16 +25,15 @@ use crate::workers::{Reading, in_parallel};
 /// ```
 /// use std::num::NonZeroUsize;
 ///
-/// use ingot_io::{DownloadOptions, SaveOptions};
+/// use ingot_io::{DownloadOptions, Replace, SaveOptions};
 ///
-/// let options = DownloadOptions {
-///     threads: NonZeroUsize::new(8),
-///     save: SaveOptions::default(),
-///     ..DownloadOptions::default()
-/// };
-/// assert_eq!(options.sha256, None);
+/// let options = DownloadOptions::new()
+///     .threads(NonZeroUsize::new(8))
+///     .save(SaveOptions::new().replace(Replace::Atomic));
+/// assert_eq!(options.save.replace, Replace::Atomic);
 /// ```
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct DownloadOptions {
     /// Number of parts of all files that are fetched at once; by default as for reading.
     pub threads: Option<NonZeroUsize>,
@@ -44,17 +43,42 @@ pub struct DownloadOptions {
     pub sha256: Option<Digest>,
 }
 
-impl Default for DownloadOptions {
+impl DownloadOptions {
     /// Return the defaults: existing files are refused, and the download is durable.
-    fn default() -> DownloadOptions {
+    #[must_use]
+    pub const fn new() -> DownloadOptions {
         DownloadOptions {
             threads: None,
-            save: SaveOptions {
-                replace: Replace::Nothing,
-                ..SaveOptions::default()
-            },
+            save: SaveOptions::new().replace(Replace::Nothing),
             sha256: None,
         }
+    }
+
+    /// Set the number of parts that are fetched at once; `None` for the default.
+    #[must_use]
+    pub fn threads(mut self, threads: impl Into<Option<NonZeroUsize>>) -> DownloadOptions {
+        self.threads = threads.into();
+        self
+    }
+
+    /// Set how the files are written.
+    #[must_use]
+    pub const fn save(mut self, save: SaveOptions) -> DownloadOptions {
+        self.save = save;
+        self
+    }
+
+    /// Set the expected SHA-256; `None` for any.
+    #[must_use]
+    pub fn sha256(mut self, sha256: impl Into<Option<Digest>>) -> DownloadOptions {
+        self.sha256 = sha256.into();
+        self
+    }
+}
+
+impl Default for DownloadOptions {
+    fn default() -> DownloadOptions {
+        DownloadOptions::new()
     }
 }
 
@@ -65,7 +89,7 @@ impl Default for DownloadOptions {
 ///
 /// use ingot_io::{DownloadOptions, RemoteOptions, Unwatched, download};
 ///
-/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::default());
+/// let (remote, how) = (RemoteOptions::default(), DownloadOptions::new());
 /// let model = download("hf://openai-community/gpt2", Path::new("gpt2/"), &remote, &how, &Unwatched)?;
 /// println!("{}: {} bytes, {} of them fetched", model.path.display(), model.nbytes, model.fetched_nbytes);
 /// # Ok::<(), ingot_io::Error>(())

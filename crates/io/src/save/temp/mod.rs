@@ -253,11 +253,7 @@ mod tests {
         assert!(temp.is_unnamed());
         temp.write(b"0123456789", 0).unwrap();
         std::fs::write(&path, "old").unwrap();
-        temp.options = SaveOptions {
-            durable: false,
-            replace: Replace::Nothing,
-            ..SaveOptions::default()
-        };
+        temp.options = SaveOptions::new().durable(false).replace(Replace::Nothing);
         let refused = temp.publish(&Unwatched);
         assert_eq!(
             refused.unwrap_err().to_string(),

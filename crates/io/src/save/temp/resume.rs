@@ -128,7 +128,7 @@ mod tests {
     #[test]
     fn a_draft_can_be_resumed_while_an_earlier_call_still_has_its_file_open() {
         let folder = tempfile::tempdir().unwrap();
-        let resume = || Temp::resume(&folder.path().join("a"), &SaveOptions::default(), &Unwatched);
+        let resume = || Temp::resume(&folder.path().join("a"), &SaveOptions::new(), &Unwatched);
         let first = resume().unwrap();
         let flushing = first.file().try_clone().unwrap();
         assert_eq!(resume().map(drop).unwrap_err().code(), "busy");
