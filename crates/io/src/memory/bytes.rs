@@ -504,7 +504,7 @@ mod tests {
         for range in [1..9, 7..9, 2..3] {
             let lent = payload.lend(range.clone(), |_| Err::<(), _>(io::Error::other("lent")));
             let refused = lent.unwrap_err().to_string();
-            assert_eq!(refused, format!("a tensor gave 2 bytes, expected {}", range.end));
+            assert_eq!(refused, format!("a tensor has 2 bytes, expected {}", range.end));
         }
         assert!(
             payload
