@@ -262,4 +262,4 @@ def test_read_once_raises_on_the_others_if_a_rank_is_killed(some, path, read_onc
     for rank in (0, 2):
         assert isinstance(found[rank], RankError), found[rank]
         assert (found[rank].rank, found[rank].code) == (1, "rank-lost")
-        assert re.search("rank 1 of 3 is gone", str(found[rank]))
+        assert re.search("rank 1 of 3 was lost or does not answer", str(found[rank]))

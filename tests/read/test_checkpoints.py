@@ -309,6 +309,16 @@ def test_confine_rejects_links(checkpoint: Path, tmp_path_factory: pytest.TempPa
     assert "hard link" in str(refusal(checkpoint / A, confine=True))
 
 
+def test_confine_does_not_tell_whether_a_link_leads_to_a_directory(tmp_path: Path) -> None:
+    model, outside = tmp_path / "model", tmp_path / "outside"
+    model.mkdir()
+    outside.mkdir()
+    for place in (outside, tmp_path / "absent"):
+        (model / "model.safetensors").symlink_to(place)
+        assert refusal(model, confine=True).code == "not-confined"
+        (model / "model.safetensors").unlink()
+
+
 def test_checkpoint_directory_may_be_a_link(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()

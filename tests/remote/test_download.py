@@ -348,7 +348,7 @@ def test_n15_download_does_not_write_through_a_link(server: Server, tmp_path: Pa
         ingot.download(server.url("/x"), path)
     part_of(path).unlink()
     part_of(path).hardlink_to(victim)
-    with pytest.raises(OSError, match="no file of this user"):
+    with pytest.raises(OSError, match="is not a file of this user"):
         ingot.download(server.url("/x"), path)
     assert victim.read_bytes() == b"precious"
 

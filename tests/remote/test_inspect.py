@@ -247,7 +247,7 @@ def test_inspect_rejects_an_unreadable_configuration_without_secrets(hub: Hub) -
         ingot.inspect(f"hf://me/gpt/{INDEX}")
     assert str(caught.value).startswith("hf://me/gpt/config.json: ")
     hub.files |= files_of(SINGLE[0])
-    url = hub.other.url("/plain/model.safetensors?signature=x").replace("//", "//me:pass@")
+    url = hub.other.url("/plain/model.safetensors?signature=x").replace("//", "//me:sesame@")
     with pytest.raises(ingot.CheckpointError, match="is not a JSON object") as caught:
         ingot.inspect(url)
     assert str(caught.value).startswith(hub.other.url("/plain/config.json?…: "))
@@ -256,7 +256,7 @@ def test_inspect_rejects_an_unreadable_configuration_without_secrets(hub: Hub) -
         ingot.inspect(url)
     assert large.value.code == "document-too-large"
     for fault in (caught.value, large.value):
-        assert "pass" not in str(fault)
+        assert "sesame" not in str(fault)
         assert "signature" not in str(fault)
     assert ingot.inspect(url, config={}).parameter_count == SINGLE[0]["logical"]
 

@@ -101,6 +101,9 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
     if path.extension().is_some_and(|extension| extension == "json") && !path.is_dir() {
         return index_at(path, options.reach);
     }
+    if options.reach == Reach::Confined && path.is_dir() {
+        return in_directory(path, options);
+    }
     let fault = match open_path(path, options) {
         Err(fault) => fault,
         opened => return opened,
@@ -135,9 +138,6 @@ fn open_file(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error>
 }
 
 fn open_confined(path: &Path, options: &CheckpointOptions) -> Result<Archive, Error> {
-    if path.is_dir() {
-        return Err(unopened(path)(io::ErrorKind::IsADirectory.into()));
-    }
     let (folder, name) = split(path, options.reach)?;
     let file = LocalFile::of(folder.open(name)?).map_err(unopened(path))?;
     Archive::of(Origin::Local(Arc::new(file)), Some(path), &options.open, None)

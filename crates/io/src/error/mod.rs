@@ -126,10 +126,10 @@ impl Error {
         }
     }
 
-    /// Return whether the caller interrupted the call.
+    /// Return whether the call was interrupted, a request to a server included.
     #[must_use]
     pub fn is_interrupted(&self) -> bool {
-        matches!(*self.failure, Failure::Interrupted)
+        self.code() == "interrupted"
     }
 
     /// Return whether the file was changed since it was opened.
