@@ -23,6 +23,7 @@ import ingot
 import ingot.numpy
 from ingot._checkpoints import commit as commits
 from ingot._checkpoints import lease as leases
+from ingot._write.background import SAVES, SaveFuture
 from support.processes import run
 from support.small_disk import small_disk
 
@@ -422,6 +423,52 @@ os.makedirs(sys.argv[1] + "/step-00000002/checkpoint.json/x")
     ended = run(failing, folder)
     assert "a background save failed" in ended.err
     assert str(folder / name(2)) in ended.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no interval timers")
+def test_the_end_of_the_block_keeps_pending_saves_when_a_signal_interrupts_it(folder: Path) -> None:
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(143)
+
+    gate = threading.Event()
+    # If the timer of the signal fires too early.
+    backstop = threading.Timer(5, gate.set)
+    backstop.start()
+    before = signal.signal(signal.SIGALRM, leave)
+    try:
+        with pytest.raises(SystemExit), ingot.Checkpoints(folder) as checkpoints:
+            SAVES.put(gate.wait, SaveFuture())
+            checkpoints.save(1, state(1))
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        gate.set()
+        backstop.cancel()
+    checkpoints.wait()
+    assert checkpoints.steps() == [1]
+    assert os.listdir(folder) == [name(1)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM to itself")
+def test_the_end_of_the_block_in_another_thread_releases_the_lease(folder: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    checkpoints = ingot.Checkpoints(folder)
+    checkpoints.save_on_signal(signal.SIGTERM)
+    faults: list[BaseException] = []
+
+    def end() -> None:
+        try:
+            with checkpoints:
+                checkpoints.save(1, state(1))
+        except ValueError as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGTERM, before)
+    assert len(faults) == 1
+    assert os.listdir(folder) == [name(1)]
 
 
 def test_an_error_in_the_block_is_not_replaced_by_a_failed_save(folder: Path) -> None:

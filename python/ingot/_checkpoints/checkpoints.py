@@ -170,11 +170,10 @@ class Checkpoints:
                 for pending in self._pending:
                     settled(pending)
         finally:
-            self._pending.clear()
+            self._end()
             for number, previous in self._handlers.items():
                 signals.signal(number, signals.SIG_DFL if previous is None else previous)
             self._handlers.clear()
-            self._lease.release()
 
     @takes()
     def save(
@@ -568,6 +567,14 @@ class Checkpoints:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._is_stopping = True
+
+    def _end(self) -> None:
+        """Release the lease, after the saves that are still pending if an exception ended the wait for them."""
+        if all(pending.done() for pending in self._pending):
+            self._pending.clear()
+            self._lease.release()
+        else:
+            self._put(self._lease.release, self._directory)
 
     def _take_lease(self) -> None:
         """Take the lease, and remove what an earlier process has left."""
