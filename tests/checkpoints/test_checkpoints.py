@@ -55,18 +55,23 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(data)
 
 
+def file(step: Path) -> Path:
+    """Return the file of a step's state."""
+    return next(step.glob("state-*.safetensors"))
+
+
 def damage_data(step: Path) -> None:
-    flip(step / "state.safetensors", -1)
+    flip(file(step), -1)
 
 
 def damage_header(step: Path) -> None:
-    data = (step / "state.safetensors").read_bytes()
+    data = file(step).read_bytes()
     assert data.count(b'"step":') == 0
-    (step / "state.safetensors").write_bytes(data.replace(b'\\"step\\":', b'\\"stop\\":', 1))
+    file(step).write_bytes(data.replace(b'\\"step\\":', b'\\"stop\\":', 1))
 
 
 def truncate(step: Path) -> None:
-    os.truncate(step / "state.safetensors", 100)
+    os.truncate(file(step), 100)
 
 
 def truncate_commit(step: Path) -> None:
@@ -74,7 +79,7 @@ def truncate_commit(step: Path) -> None:
 
 
 def remove(step: Path) -> None:
-    (step / "state.safetensors").unlink()
+    file(step).unlink()
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], type[Exception], str | None]] = {
@@ -98,10 +103,10 @@ def test_checkpoints_save_find_and_load(folder: Path) -> None:
     assert other.load()["step"] == 200
     assert (other.load(100)["weights"] == 100).all()
     assert sorted(os.listdir(folder)) == [name(100), name(200)]
-    assert sorted(os.listdir(folder / name(100))) == ["checkpoint.json", "state.safetensors"]
+    assert sorted(os.listdir(folder / name(100))) == ["checkpoint.json", file(folder / name(100)).name]
     # The file of a step is one that other functions read.
     assert ingot.numpy.load_state(folder / name(100))["step"] == 100
-    assert ingot.verify(folder / name(100) / "state.safetensors")
+    assert ingot.verify(file(folder / name(100)))
 
 
 def test_save_is_visible_after_wait_and_without_background_at_once(folder: Path) -> None:
@@ -264,12 +269,12 @@ def test_load_rejects_the_file_of_another_save(folder: Path) -> None:
     save(folder, 1, 2)
     one, two = (folder / name(step) for step in (1, 2))
     found = commits.read(str(two))
-    (two / "state.safetensors").write_bytes((one / "state.safetensors").read_bytes())
+    file(two).write_bytes(file(one).read_bytes())
     # A commit file that describes that file.
-    facts = commits.stored(str(two / "state.safetensors"))
+    facts = commits.stored(str(file(two)))
     commits.replace_file(
         str(two / "checkpoint.json"),
-        [found._replace(files={"state.safetensors": facts}).text()],
+        [found._replace(files={found.tree: facts}).text()],
         overwrite=True,
     )
     with pytest.raises(ingot.CheckpointError, match="expected the file of save") as raised:
@@ -370,7 +375,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_steps(tmp_path: Path) -> No
         checkpoints = ingot.Checkpoints(disk / "run")
         checkpoints.save(1, state(1), background=False)
         checkpoints.save(2, state(2, 2_000_000))
-        with pytest.raises(ingot.StorageError, match=f"{name(2)}/state.safetensors.*No space") as raised:
+        with pytest.raises(ingot.StorageError, match=f"{name(2)}/state-.*No space") as raised:
             checkpoints.wait()
         assert (raised.value.code, raised.value.errno) == ("write", errno.ENOSPC)
         with pytest.raises(ingot.StorageError, match="No space"):
@@ -715,6 +720,29 @@ def test_a_lost_lease_stops_the_first_writer(folder: Path) -> None:
             first.save(2, state(2))
         assert raised.value.code == "lease-lost"
     assert first.steps() == [1, 2]
+
+
+def test_a_writer_that_was_suspended_leaves_the_step_of_its_successor(folder: Path) -> None:
+    gate = threading.Event()
+    with ingot.Checkpoints(folder) as first:
+        first.save(1, state(1), background=False)
+        SAVES.put(gate.wait, SaveFuture())
+        first.save(2, state(2))
+        # As if it had been suspended for a minute. Another process saves the same step.
+        for path in folder.glob(".ingot-lease-*"):
+            path.unlink()
+        program = """
+checkpoints = ingot.Checkpoints(sys.argv[1])
+checkpoints.load()
+checkpoints.save(2, {"step": "other"}, background=False)
+"""
+        assert run(program, folder).code == 0
+        gate.set()
+        with pytest.raises(ingot.StorageError) as raised:
+            first.wait()
+        assert raised.value.code == "lease-lost"
+    assert ingot.Checkpoints(folder).load()["step"] == "other"
+    assert len(os.listdir(folder / name(2))) == 2
 
 
 def test_a_save_does_not_commit_without_the_lease(folder: Path) -> None:

@@ -211,8 +211,10 @@ def test_savers_that_are_killed_lose_and_mix_nothing(
     left = {name for name in os.listdir(folder) if not name.startswith("step-")}
     assert left == set()
     for step in checkpoints.steps():
-        names = {*os.listdir(folder / f"step-{step:08d}")} - {"pinned"}
-        assert names == {"checkpoint.json", "state.safetensors"}
+        path = folder / f"step-{step:08d}"
+        content = json.loads((path / "checkpoint.json").read_text("utf-8"))
+        names = {*os.listdir(path)} - {"pinned"}
+        assert names == {"checkpoint.json", f"state-{content['save']}.safetensors"}
     assert len(os.listdir(folder)) == len(checkpoints.steps())
     with capsys.disabled():
         print(f"{kills} kills of {savers} savers, {known.counts}", end=" ")

@@ -31,7 +31,6 @@ from . import retention
 from .commit import (
     PINNED,
     SAVE_KEY,
-    STATE,
     Commit,
     check,
     check_directory,
@@ -232,11 +231,13 @@ class Checkpoints:
             return
         self._set_aside(step)
         folder = folder_of(self._directory, step)
-        commit = Commit(step, token_hex(8), self._framework_of(state), STATE, values or {}, {})
+        called = token_hex(8)
+        tree = f"state-{called}.safetensors"
+        commit = Commit(step, called, self._framework_of(state), tree, values or {}, {})
         how = Saving(
             metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
         )
-        path = os.path.join(folder, STATE)
+        path = os.path.join(folder, commit.tree)
         with new_folders(folder):
             self._make(folder)
             writing = _states(commit.framework).saved(state, path, how)
@@ -629,15 +630,16 @@ class Checkpoints:
         try:
             if writing is not None:
                 writing.result()
-            files = {STATE: stored(os.path.join(folder, STATE))}
+            files = {commit.tree: stored(os.path.join(folder, commit.tree))}
             durable = is_durable(None)
             if durable:
                 _flush(self._directory)
             self._lease.check()
             write(folder, commit._replace(files=files), durable)
         except BaseException:
-            if self._lease.is_held():
-                retention.clean_step(folder)
+            # Without the lease, the directory may be the step of another process.
+            if not _is_there(folder, commit):
+                retention.discard(folder, (commit.tree,))
             raise
 
     def _put(self, call: Callable[[], None], path: str) -> None:

@@ -27,7 +27,7 @@ from .commit import (
 )
 
 # Temporary files of a save that was killed.
-_TEMPORARY = re.compile(rf"\.({re.escape(STATE)}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")
+_TEMPORARY = re.compile(rf"\.({STATE.pattern}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")
 _NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
 
 
@@ -157,20 +157,26 @@ def _remove_folder(folder: str) -> None:
 def clean(directory: str) -> None:
     """Finish deletions that were interrupted, and remove the files of saves that were."""
     for step in numbers(directory):
-        folder = folder_of(directory, step)
-        if not is_committed(folder):
-            clean_step(folder)
+        clean_step(folder_of(directory, step))
 
 
 def clean_step(folder: str) -> None:
-    """Remove what an interrupted save or deletion has left in the directory of a step."""
+    """Remove what an interrupted save or deletion has left in a directory without a commit file."""
+    if is_committed(folder):
+        return
     if os.path.exists(os.path.join(folder, DELETING)):
         if is_pinned(folder):
             os.replace(os.path.join(folder, DELETING), os.path.join(folder, COMMIT))
         else:
             _end_deletion(folder)
         return
-    _remove(folder, (STATE, PINNED, *filter(_TEMPORARY.fullmatch, os.listdir(folder))))
+    left = [name for name in os.listdir(folder) if STATE.fullmatch(name) or _TEMPORARY.fullmatch(name)]
+    discard(folder, (PINNED, *left))
+
+
+def discard(folder: str, names: Iterable[str]) -> None:
+    """Remove files of a step that is not committed, and its directory if nothing else is in it."""
+    _remove(folder, names)
     with suppress(OSError):
         os.rmdir(folder)
 
