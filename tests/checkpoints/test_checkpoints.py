@@ -214,6 +214,24 @@ def test_retention_keeps_files_of_the_user(folder: Path) -> None:
     assert ingot.Checkpoints(folder).steps() == [2]
 
 
+def test_a_renamed_step_is_damaged_and_does_not_count(folder: Path) -> None:
+    with ingot.Checkpoints(folder, keep=1, best=("loss", "min", 1)) as checkpoints:
+        checkpoints.save(90, state(90), metrics={"loss": 0.2})
+        checkpoints.save(100, state(100), metrics={"loss": 0.1})
+        checkpoints.save(110, state(110), metrics={"loss": 0.3})
+        checkpoints.wait()
+        assert checkpoints.steps() == [100, 110]
+        (folder / name(100)).rename(folder / name(50))
+        assert checkpoints.best() == 110
+        checkpoints.save(120, state(120), metrics={"loss": 0.4})
+    assert checkpoints.steps() == [50, 110, 120]
+    with pytest.raises(
+        ingot.CheckpointError, match=f"the directory is {name(50)}, the commit file is of step 100"
+    ) as raised:
+        checkpoints.load(50)
+    assert raised.value.code == "invalid-commit"
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_load_falls_back_to_the_previous_step(folder: Path, kind: str) -> None:
     spoil, error, code = DAMAGES[kind]

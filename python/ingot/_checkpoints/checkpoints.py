@@ -686,6 +686,7 @@ class Checkpoints:
             All steps are damaged.
         """
         damaged: dict[int, Exception] = {}
+        vanished: set[int] = set()
         while True:
             steps = [step for step in committed(self._directory) if step not in damaged]
             step = next(iter(order(steps)), None)
@@ -697,10 +698,12 @@ class Checkpoints:
                 check(folder, commit)
                 return _Choice(step, work(folder, commit), damaged)
             except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
-                if _is_there(folder, commit):
+                # The same step does not vanish twice.
+                if step in vanished or _is_there(folder, commit):
                     if not _is_damage(error):
                         raise
                     damaged[step] = error
+                vanished.add(step)
         if damaged:
             first = next(iter(damaged.values()))
             reason = f"none of the steps {', '.join(map(str, damaged))} is whole: {first}"

@@ -162,7 +162,12 @@ def read(folder: str, name: str = COMMIT) -> Commit:
     try:
         if version != VERSION:
             raise ValueError(f"expected version {VERSION}, found {version!r}")
-        return _commit(content)
+        found = _commit(content)
+        if os.path.basename(folder) != folder_of("", found.step):
+            raise ValueError(
+                f"the directory is {os.path.basename(folder)}, the commit file is of step {found.step}"
+            )
+        return found
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _invalid(path, f"{error}") from None
 
