@@ -309,12 +309,17 @@ def test_save_sets_later_steps_aside_after_falling_back(folder: Path) -> None:
     with ingot.Checkpoints(folder) as checkpoints:
         with pytest.warns(RuntimeWarning):
             checkpoints.load()
-        checkpoints.save(1000, state(1000))
+        with pytest.warns(
+            RuntimeWarning, match="renamed to abandoned-00000800-.*, abandoned-00000900-"
+        ) as told:
+            checkpoints.save(1000, state(1000))
+        assert [one.filename for one in told] == [__file__]
         checkpoints.wait()
         assert checkpoints.steps() == [700, 1000]
         checkpoints.load(700)
         # Training goes back on purpose.
-        checkpoints.save(1000, {**state(1000), "again": True})
+        with pytest.warns(RuntimeWarning, match="renamed to abandoned-00001000-"):
+            checkpoints.save(1000, {**state(1000), "again": True})
     assert ingot.Checkpoints(folder).load()["again"]
     aside = sorted(one for one in os.listdir(folder) if not one.startswith("step"))
     assert [one[:-16] for one in aside] == [
@@ -322,6 +327,26 @@ def test_save_sets_later_steps_aside_after_falling_back(folder: Path) -> None:
         "abandoned-00000900-",
         "abandoned-00001000-",
     ]
+
+
+def test_save_sets_later_steps_aside_after_loading_an_earlier_one(folder: Path) -> None:
+    save(folder, 1, 2, 3)
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.load(1)
+        with pytest.warns(RuntimeWarning, match="renamed to abandoned-00000002-.*, abandoned-00000003-"):
+            checkpoints.save(4, state(4))
+    assert checkpoints.steps() == [1, 4]
+
+
+def test_save_of_a_state_that_cannot_be_stored_leaves_all_steps(folder: Path) -> None:
+    save(folder, 1, 2, 3)
+    before = sorted(path.name for path in folder.rglob("*"))
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.load(1)
+        with pytest.raises(ingot.SaveError):
+            checkpoints.save(2, {"hook": lambda: None})
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    assert checkpoints.latest(verify=True) == 3
 
 
 def test_save_of_the_same_step_again_does_nothing(folder: Path) -> None:
@@ -337,13 +362,14 @@ def test_save_of_the_same_step_again_does_nothing(folder: Path) -> None:
     assert raised.value.code == "step-exists"
 
 
-def test_save_refuses_to_begin_anew_in_a_used_directory(folder: Path) -> None:
+@pytest.mark.parametrize("first", [1, 6, 1000])
+def test_save_refuses_to_begin_anew_in_a_used_directory(folder: Path, first: int) -> None:
     save(folder, 5, 6)
     with (
         ingot.Checkpoints(folder) as checkpoints,
-        pytest.raises(ingot.CheckpointError, match="this program has loaded none") as raised,
+        pytest.raises(ingot.CheckpointError, match="this program has saved or loaded none") as raised,
     ):
-        checkpoints.save(1, state(1))
+        checkpoints.save(first, state(first))
     assert raised.value.code == "not-resumed"
     assert ingot.Checkpoints(folder).steps() == [5, 6]
 
@@ -353,8 +379,13 @@ def test_save_refuses_to_set_aside_what_another_process_saved(folder: Path) -> N
     late = ingot.Checkpoints(folder)
     late.load()
     save(folder, 2)
-    with late, pytest.raises(ingot.CheckpointError, match="saved step 2, and step 1 was loaded") as raised:
-        late.save(2, state(2))
+    with (
+        late,
+        pytest.raises(
+            ingot.CheckpointError, match="saved step 2, and this program has saved or loaded step 1 last"
+        ) as raised,
+    ):
+        late.save(3, state(3))
     assert raised.value.code == "not-resumed"
 
 
@@ -459,9 +490,10 @@ def test_the_end_of_the_block_keeps_pending_saves_when_a_signal_interrupts_it(fo
     backstop.start()
     before = signal.signal(signal.SIGALRM, leave)
     try:
-        with pytest.raises(SystemExit), ingot.Checkpoints(folder) as checkpoints:
-            SAVES.put(gate.wait, SaveFuture())
-            checkpoints.save(1, state(1))
+        checkpoints = ingot.Checkpoints(folder)
+        SAVES.put(gate.wait, SaveFuture())
+        checkpoints.save(1, state(1))
+        with pytest.raises(SystemExit), checkpoints:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -579,8 +611,9 @@ def test_a_later_schema_is_refused(folder: Path) -> None:
     # It is not deleted either.
     with ingot.Checkpoints(folder, keep=1) as other:
         other.load(1)
-        other.save(3, state(3))
-    assert other.steps() == [2, 3]
+        with pytest.raises(ingot.CheckpointError, match="update ingot"):
+            other.save(3, state(3))
+    assert other.steps() == [1, 2]
 
 
 FILES = '"files": {'

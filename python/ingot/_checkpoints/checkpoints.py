@@ -139,9 +139,8 @@ class Checkpoints:
         self._framework: str | None = given["framework"]
         self._lease = Lease(self._directory)
         self._pending: list[SaveFuture] = []
-        # The step that was saved or loaded last, and whether later ones are damaged.
+        # The step that was saved or loaded last.
         self._step: int | None = None
-        self._has_fallen_back = False
         # The steps that this object has saved, or that were there when it loaded one.
         self._seen: set[int] = set()
         self._is_stopping = False
@@ -204,19 +203,25 @@ class Checkpoints:
             ``"lease-lost"``), or the directory cannot be locked (``"lease"``). Also for a failure of the
             background save before.
         CheckpointError
-            Another program has saved this step or a later one, and this program has not loaded since
-            (``"not-resumed"``); or the step exists with other metrics (``"step-exists"``).
+            The directory has a step that another program has saved, and this program has not loaded since
+            (``"not-resumed"``); or the step exists with other metrics (``"step-exists"``); or a later version
+            of ingot has saved a step that would be renamed (``"later-checkpoint"``).
         SaveError, OSError, TypeError, OptionError
             As for `ingot.torch.save_state`. Nothing has been written.
+
+        Warns
+        -----
+        RuntimeWarning
+            Later steps were renamed, since training continues from an earlier one.
 
         Notes
         -----
         Steps are deleted in the background, after the new one is durable. So the disk needs room for one step
         more than those that stay.
 
-        If training went back to an earlier step, later steps are renamed to ``abandoned-...``, and none of
-        the functions returns them. Saving the step that was saved or loaded last does nothing, so that a
-        training run may end with a save.
+        If training went back to an earlier step, by `load` or by saving one, later steps are renamed to
+        ``abandoned-...``, and none of the functions returns them. Saving the step that was saved or loaded
+        last does nothing, so that a training run may end with a save.
 
         Examples
         --------
@@ -224,12 +229,20 @@ class Checkpoints:
         ...     checkpoints.save(100, {"weights": numpy.ones(3), "step": 100}, metrics={"loss": 0.5})
         """
         given = checked(self.save, locals(), step=_counted_step, metrics=checked_metrics)
-        step, values = given["step"], given["metrics"]
+        renamed = self._save(given["step"], state, given["metrics"], background)
+        if renamed:
+            reason = (
+                f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
+            )
+            warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
+
+    def _save(self, step: int, state: Any, values: dict[str, float] | None, background: bool) -> list[str]:
+        """Save a step. Returns the new names of the steps that training has gone back from."""
         self.wait()
         self._take_lease()
         if step == self._step and self._has(step, values):
-            return
-        self._set_aside(step)
+            return []
+        later = self._later(step)
         folder = folder_of(self._directory, step)
         called = token_hex(8)
         tree = f"state-{called}.safetensors"
@@ -238,9 +251,17 @@ class Checkpoints:
             metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
         )
         path = os.path.join(folder, commit.tree)
-        with new_folders(folder):
-            self._make(folder)
-            writing = _states(commit.framework).saved(state, path, how)
+        # The others stay in their places until the state is known to be storable.
+        renamed = self._set_aside(one for one in later if one == step)
+        try:
+            with new_folders(folder):
+                self._make(folder)
+                writing = _states(commit.framework).saved(state, path, how)
+        except BaseException:
+            for name in renamed:
+                os.rename(os.path.join(self._directory, name), folder)
+            raise
+        renamed += self._set_aside(one for one in later if one != step)
         end = partial(self._commit, writing, folder, commit)
         if writing is None:
             end()
@@ -248,9 +269,10 @@ class Checkpoints:
             # `_commit` raises its failure.
             writing._outcome.is_asked = True
             self._put(end, folder)
-        self._step, self._has_fallen_back = step, False
+        self._step = step
         self._seen.add(step)
         self._put(self._clear, self._directory)
+        return renamed
 
     def steps(self) -> list[int]:
         """Return the numbers of the steps in ascending order.
@@ -396,11 +418,12 @@ class Checkpoints:
         Warns
         -----
         RuntimeWarning
-            The newest step is damaged, and an earlier one was loaded. The next save sets the later ones
-            aside: it renames them to ``abandoned-...``.
+            The newest step is damaged, and an earlier one was loaded.
 
         Notes
         -----
+        The next save renames steps that are later than the loaded one to ``abandoned-...``.
+
         If another process deletes the step meanwhile, the newest is chosen again.
 
         Examples
@@ -422,13 +445,13 @@ class Checkpoints:
             check(folder, commit)
             loaded = work(folder, commit)
             self._seen.update(seen)
-            self._step, self._has_fallen_back = step, False
+            self._step = step
             return loaded
         found = self._first(lambda commits: sorted(commits, reverse=True), work)
         if found is None:
             raise self._no_step(None)
         self._seen.update(seen)
-        self._step, self._has_fallen_back = found.step, bool(found.damaged)
+        self._step = found.step
         self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
         return found.result
 
@@ -570,7 +593,7 @@ class Checkpoints:
         self._is_stopping = True
 
     def _end(self) -> None:
-        """Release the lease, after the saves that are still pending if an exception ended the wait for them."""
+        """Release the lease, after the saves that are still pending if an exception has ended the wait."""
         if all(pending.done() for pending in self._pending):
             self._pending.clear()
             self._lease.release()
@@ -606,13 +629,22 @@ class Checkpoints:
             )
         return True
 
-    def _set_aside(self, step: int) -> None:
-        """Set aside the steps that training has gone back from."""
-        first = step if self._step is None or not self._has_fallen_back else min(step, self._step + 1)
-        later = [one for one in committed(self._directory) if one >= first]
-        unseen = [one for one in later if one not in self._seen]
+    def _later(self, step: int) -> list[int]:
+        """Return the steps that training has gone back from.
+
+        Raises
+        ------
+        CheckpointError
+            There is a step that this object has not seen (``code`` is ``"not-resumed"``), or one of a later
+            version of ingot (``"later-checkpoint"``) or another program (``"foreign-checkpoints"``).
+        """
+        steps = committed(self._directory)
+        unseen = [one for one in steps if one not in self._seen]
+        # A damaged step cannot be loaded.
+        unseen = [one for one in unseen if retention.known(folder_of(self._directory, one))]
         if unseen:
-            since = "this program has loaded none" if self._step is None else f"step {self._step} was loaded"
+            last = "none" if self._step is None else f"step {self._step} last"
+            since = f"this program has saved or loaded {last}"
             reason = f"step {step} cannot be saved: another program saved step {unseen[-1]}, and {since}"
             way_out = "call load() to continue after it, or choose another directory to begin anew"
             raise located(
@@ -622,8 +654,15 @@ class Checkpoints:
                 path=self._directory,
                 found=unseen[-1],
             )
+        first = step if self._step is None else min(step, self._step + 1)
+        later = [one for one in steps if one >= first]
         for one in later:
-            retention.set_aside(self._directory, one)
+            retention.known(folder_of(self._directory, one))
+        return later
+
+    def _set_aside(self, steps: Iterable[int]) -> list[str]:
+        """Rename steps, and return their new names."""
+        return [retention.set_aside(self._directory, one) for one in steps]
 
     def _commit(self, writing: SaveFuture | None, folder: str, commit: Commit) -> None:
         """Write the commit file after the files that it names."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from math import isnan
 from typing import Literal, NamedTuple
 
-from ingot.errors import SafetensorError
+from ingot.errors import CheckpointError, SafetensorError
 
 from .commit import (
     COMMIT,
@@ -181,12 +181,28 @@ def discard(folder: str, names: Iterable[str]) -> None:
         os.rmdir(folder)
 
 
-def set_aside(directory: str, step: int) -> None:
-    """Rename a step that training has gone back from, so that it is no step any more."""
-    folder = folder_of(directory, step)
+def known(folder: str) -> Commit | None:
+    """Return the commit of a step. None if it is damaged.
+
+    Raises
+    ------
+    CheckpointError
+        A later version of ingot or another program wrote it.
+    """
     try:
-        called = read(folder).save
-    except SafetensorError:
-        # A damaged commit file has no id.
-        called = f"{os.stat(folder).st_mtime_ns:x}"
-    os.rename(folder, os.path.join(directory, f"abandoned-{step:08d}-{called}"))
+        return read(folder)
+    except CheckpointError as error:
+        if error.code != "invalid-commit":
+            raise
+        return None
+
+
+def set_aside(directory: str, step: int) -> str:
+    """Rename a step that training has gone back from, and return its new name."""
+    folder = folder_of(directory, step)
+    commit = known(folder)
+    # A damaged commit file has no id.
+    called = f"{os.stat(folder).st_mtime_ns:x}" if commit is None else commit.save
+    name = f"abandoned-{step:08d}-{called}"
+    os.rename(folder, os.path.join(directory, name))
+    return name
