@@ -590,13 +590,16 @@ def test_a_commit_file_of_another_program_is_refused(folder: Path) -> None:
         assert raised.value.code == "foreign-checkpoints"
 
 
-def test_a_step_directory_of_another_program_is_not_filled(folder: Path) -> None:
-    (folder / name(1)).mkdir(parents=True)
-    (folder / name(1) / ".metadata").touch()
-    with ingot.Checkpoints(folder) as checkpoints, pytest.raises(ingot.CheckpointError) as raised:
+def test_a_step_is_saved_beside_files_of_the_user(folder: Path) -> None:
+    save(folder, 1)
+    (folder / name(1) / "eval.json").write_text("{}")
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.load()
+        checkpoints.delete(1)
+        assert os.listdir(folder / name(1)) == ["eval.json"]
         checkpoints.save(1, state(1))
-    assert raised.value.code == "foreign-checkpoints"
-    assert os.listdir(folder / name(1)) == [".metadata"]
+    assert checkpoints.latest(verify=True) == 1
+    assert (folder / name(1) / "eval.json").read_text() == "{}"
 
 
 def test_a_later_schema_is_refused(folder: Path) -> None:

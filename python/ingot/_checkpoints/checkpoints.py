@@ -37,7 +37,6 @@ from .commit import (
     committed,
     folder_of,
     is_committed,
-    is_foreign,
     read,
     stored,
     write,
@@ -607,14 +606,11 @@ class Checkpoints:
             retention.clean(self._directory)
 
     def _make(self, folder: str) -> None:
-        """Make the directory of a step."""
+        """Make the directory of a step, which may have files of the user."""
         if os.path.lexists(folder):
             # A save of this process has failed.
             retention.clean_step(folder)
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            raise is_foreign(folder, "the directory has files of another program") from None
+        os.makedirs(folder, exist_ok=True)
 
     def _has(self, step: int, metrics: dict[str, float] | None) -> bool:
         """Return whether a step exists. Raise if it has other metrics."""
