@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import json
@@ -810,6 +811,43 @@ def test_a_save_does_not_commit_without_the_lease(folder: Path) -> None:
     assert checkpoints.steps() == [1]
 
 
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, FileExistsError])
+def test_the_lease_does_not_lock_out_its_own_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: type[BaseException]
+) -> None:
+    link = leases._link
+
+    def link_and_fail(new: str, path: str) -> None:
+        monkeypatch.setattr(leases, "_link", link)
+        link(new, path)
+        raise fault
+
+    monkeypatch.setattr(leases, "_link", link_and_fail)
+    with ingot.Checkpoints(folder) as checkpoints:
+        with contextlib.suppress(KeyboardInterrupt):
+            checkpoints.save(1, state(1))
+        checkpoints.save(1, state(1))
+    assert checkpoints.steps() == [1]
+    assert os.listdir(folder) == [name(1)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="hidepid is an option of /proc")
+def test_the_lease_of_a_process_that_proc_hides_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_others(path: str, *arguments: Any, **options: Any) -> Any:
+        if str(path).endswith("/stat"):
+            raise FileNotFoundError(errno.ENOENT, "hidden", path)
+        return open(path, *arguments, **options)
+
+    facts = {"host": leases.gethostname(), "boot": leases._boot(), "process": os.getpid(), "started": "1"}
+    other_lease(folder, seconds=1e9, **facts)
+    monkeypatch.setattr(leases, "open", open_others, raising=False)
+    with pytest.raises(ingot.StorageError) as raised:
+        ingot.Checkpoints(folder).save(1, state(1))
+    assert raised.value.code == "busy"
+
+
 def test_the_lease_is_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "RENEW_SECONDS", 0.01)
     with ingot.Checkpoints(folder) as checkpoints:
@@ -851,3 +889,18 @@ checkpoints.save(3, {"step": 3}, background=False)
 say([code, checkpoints.steps()])
 """
     assert run(program, folder).said() == [7, [1, 3]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports zombies")
+def test_the_lease_of_a_zombie_is_taken_at_once(folder: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    facts = {"host": leases.gethostname(), "boot": leases._boot(), "started": leases._started(child.pid)}
+    other_lease(folder, seconds=500.0, process=child.pid, **facts)
+    assert child.stdin is not None
+    child.stdin.close()
+    until = time.monotonic() + 10
+    while leases._started(child.pid) != "dead" and time.monotonic() < until:
+        time.sleep(0.01)
+    save(folder, 1)
+    assert os.listdir(folder) == [name(1)]
+    child.wait()

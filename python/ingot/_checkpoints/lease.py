@@ -94,50 +94,59 @@ class Lease:
                 # Two processes that saw each other both try again.
                 time.sleep(random.uniform(0, _PAUSE_SECONDS))
             self._clean()
-        except OSError as fault:
-            if isinstance(fault, StorageError) and fault.code == "busy":
+            self._keep()
+        except BaseException as fault:
+            # Ctrl-C may arrive when the file exists.
+            self.release()
+            if not isinstance(fault, OSError) or (isinstance(fault, StorageError) and fault.code == "busy"):
                 raise
             reason = f"could not take the lease of the directory: {fault.strerror or fault}"
             raise located(
                 StorageError, reason, errno=fault.errno, code="lease", path=self._directory
             ) from fault
-        self._owner, self._end = os.getpid(), threading.Event()
+        return True
+
+    def _keep(self) -> None:
+        """Start the thread that renews the lease."""
+        self._end = threading.Event()
         thread = threading.Thread(
             target=_renew, args=(self._path, self._end), name="ingot-lease", daemon=True
         )
         # At exit there are no new threads, and not much left to write.
         with suppress(RuntimeError):
             thread.start()
-        return True
 
     def _try(self) -> bool:
         """Take the next number, unless another process holds the lease. Returns whether it was possible."""
         token = token_hex(8)
         new = os.path.join(self._directory, f".ingot-lease-{token}.new")
         process = os.getpid()
-        holder = Holder(token, gethostname(), _boot(), process, _started(process) or "", EXPIRE_SECONDS)
+        holder = Holder(token, gethostname(), _boot(), process, _started(process), EXPIRE_SECONDS)
         try:
             replace_file(new, [json.dumps(holder._asdict()).encode()], durable=False)
             free = {number: self._freed(number, new) for number in self._numbers()}
-            path = self._named(max(free, default=0) + 1)
+            self._path = path = self._named(max(free, default=0) + 1)
+            self._token, self._owner = token, process
             _link(new, path)
         except (FileExistsError, FileNotFoundError):
             if not os.path.isdir(self._directory):
                 raise
-            # Another process was faster, or has removed `new` after it took the lease.
-            return False
+            # A file server that repeats a request reports the file that it has made.
+            if not self.is_held():
+                # Another process was faster, or has removed `new` after it took the lease.
+                self._path = ""
+                return False
         finally:
             with suppress(FileNotFoundError):
                 os.remove(new)
         for number in self._numbers():
             other = self._named(number)
             if other != path and _token(other) not in (free.get(number), ""):
-                os.remove(path)
+                self.release()
                 return False
         for number in free:
             with suppress(FileNotFoundError):
                 os.remove(self._named(number))
-        self._path, self._token = path, token
         return True
 
     def _freed(self, number: int, new: str) -> str:
@@ -255,8 +264,10 @@ def _is_alive(holder: Holder) -> bool | None:
     if not holder.boot and sys.platform == "win32":
         # Signal 0 would end the process there.
         return True if holder.process == os.getpid() else None
-    if holder.started:
-        return _started(holder.process) == holder.started
+    # The option hidepid of /proc hides processes of other users.
+    started = _started(holder.process) if holder.started else ""
+    if started:
+        return started == holder.started
     try:
         os.kill(holder.process, 0)
     except ProcessLookupError:
@@ -275,12 +286,12 @@ def _boot() -> str:
         return ""
 
 
-def _started(process: int) -> str | None:
-    """Return the time at which a process started, on Linux. None for a process that is gone or a zombie."""
+def _started(process: int) -> str:
+    """Return the time at which a process started, or "dead" for a zombie. Empty if it cannot be read."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             # The name of the program, in brackets, may have spaces and brackets in it.
             state, *rest = file.read().rpartition(")")[2].split()
     except (OSError, ValueError):
-        return None
-    return None if state in ("Z", "X") else rest[18]
+        return ""
+    return "dead" if state in ("Z", "X") else rest[18]
