@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -525,6 +526,33 @@ def test_the_end_of_the_block_in_another_thread_releases_the_lease(folder: Path)
     signal.signal(signal.SIGTERM, before)
     assert len(faults) == 1
     assert os.listdir(folder) == [name(1)]
+
+
+def test_threads_may_share_an_object(folder: Path) -> None:
+    faults: list[BaseException] = []
+
+    with ingot.Checkpoints(folder, keep=2) as checkpoints:
+
+        def work() -> None:
+            try:
+                checkpoints.wait()
+                checkpoints.load()
+                checkpoints.pin(1)
+            except BaseException as fault:
+                faults.append(fault)
+
+        gate = threading.Event()
+        SAVES.put(gate.wait, SaveFuture())
+        checkpoints.save(1, state(1))
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert not faults, faults
+    with pytest.raises(TypeError, match="make one in each process"):
+        pickle.dumps(checkpoints)
 
 
 def test_an_error_in_the_block_is_not_replaced_by_a_failed_save(folder: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from secrets import token_hex
 from sys import modules
+from threading import RLock
 from types import FrameType, TracebackType
 from typing import Any, Literal, NamedTuple, Self, Unpack
 from warnings import warn
@@ -102,6 +103,8 @@ class Checkpoints:
     waits for the one before. A failure is raised by the next `save` or `wait`, or at the end of the ``with``
     block. The interpreter waits for pending saves at exit, and prints a failure on standard error.
 
+    Several threads may use one object. It cannot be pickled: make one in each process.
+
     Examples
     --------
     >>> import ingot
@@ -137,6 +140,8 @@ class Checkpoints:
         self._rules = Rules(given["keep"], given["keep_every"], given["best"])
         self._framework: str | None = given["framework"]
         self._lease = Lease(self._directory)
+        # For several threads of the caller. The thread of background saves does not take it.
+        self._lock = RLock()
         self._pending: list[SaveFuture] = []
         # The step that was saved or loaded last.
         self._step: int | None = None
@@ -148,6 +153,10 @@ class Checkpoints:
 
     def __repr__(self) -> str:
         return f"ingot.Checkpoints({self._directory!r})"
+
+    def __reduce__(self) -> Any:
+        way_out = "make one in each process"
+        raise TypeError(f"Checkpoints cannot be pickled, since one process saves to a directory: {way_out}")
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +237,8 @@ class Checkpoints:
         ...     checkpoints.save(100, {"weights": numpy.ones(3), "step": 100}, metrics={"loss": 0.5})
         """
         given = checked(self.save, locals(), step=_counted_step, metrics=checked_metrics)
-        renamed = self._save(given["step"], state, given["metrics"], background)
+        with self._lock:
+            renamed = self._save(given["step"], state, given["metrics"], background)
         if renamed:
             reason = (
                 f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
@@ -433,6 +443,13 @@ class Checkpoints:
         {'step': 100}
         """
         step = checked(self.load, locals(), step=partial(counted, "step", or_none=True))["step"]
+        with self._lock:
+            found = self._load(step, into)
+        self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
+        return found.result
+
+    def _load(self, step: int | None, into: Any) -> _Choice:
+        """Load a step, or the newest one that is whole."""
         self.wait()
         work = partial(self._loaded, into=into)
         seen = self.steps()
@@ -442,17 +459,15 @@ class Checkpoints:
                 raise self._no_step(step)
             commit = read(folder)
             check(folder, commit)
-            loaded = work(folder, commit)
-            self._seen.update(seen)
-            self._step = step
-            return loaded
-        found = self._first(lambda commits: sorted(commits, reverse=True), work)
-        if found is None:
-            raise self._no_step(None)
+            found = _Choice(step, work(folder, commit), {})
+        else:
+            newest = self._first(lambda commits: sorted(commits, reverse=True), work)
+            if newest is None:
+                raise self._no_step(None)
+            found = newest
         self._seen.update(seen)
         self._step = found.step
-        self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
-        return found.result
+        return found
 
     def pin(self, step: int) -> None:
         """Keep a step until `delete`, or until the file ``pinned`` in its directory is removed.
@@ -476,6 +491,10 @@ class Checkpoints:
         >>> checkpoints.pin(100)
         """
         step = argument(self.pin, "step", step, _counted_step)
+        with self._lock:
+            self._pin(step)
+
+    def _pin(self, step: int) -> None:
         self.wait()
         folder = folder_of(self._directory, step)
         if is_committed(folder):
@@ -516,13 +535,14 @@ class Checkpoints:
         []
         """
         step = argument(self.delete, "step", step, _counted_step)
-        self.wait()
-        folder = folder_of(self._directory, step)
-        if not is_committed(folder):
-            raise self._no_step(step)
-        self._take_lease()
-        retention.unpin(folder)
-        retention.delete(folder)
+        with self._lock:
+            self.wait()
+            folder = folder_of(self._directory, step)
+            if not is_committed(folder):
+                raise self._no_step(step)
+            self._take_lease()
+            retention.unpin(folder)
+            retention.delete(folder)
 
     def wait(self) -> None:
         """Wait for pending saves and deletions.
@@ -538,9 +558,14 @@ class Checkpoints:
         >>> checkpoints.save(100, {"step": 100})
         >>> checkpoints.wait()
         """
-        while self._pending:
-            settled(self._pending[0])
-            self._pending.pop(0).result()
+        with self._lock:
+            while self._pending:
+                pending = self._pending[0]
+                settled(pending)
+                # A signal handler may have waited for it meanwhile.
+                if pending in self._pending:
+                    self._pending.remove(pending)
+                    pending.result()
 
     def save_on_signal(self, signal: int) -> None:
         """Have `stopping` return True after a signal, such as ``SIGTERM`` before a machine is taken away.
@@ -593,11 +618,12 @@ class Checkpoints:
 
     def _end(self) -> None:
         """Release the lease, after the saves that are still pending if an exception has ended the wait."""
-        if all(pending.done() for pending in self._pending):
-            self._pending.clear()
-            self._lease.release()
-        else:
-            self._put(self._lease.release, self._directory)
+        with self._lock:
+            if all(pending.done() for pending in self._pending):
+                self._pending.clear()
+                self._lease.release()
+            else:
+                self._put(self._lease.release, self._directory)
 
     def _take_lease(self) -> None:
         """Take the lease, and remove what an earlier process has left."""
