@@ -15,6 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,9 +272,10 @@ def test_load_without_a_whole_step_raises(folder: Path) -> None:
     save(folder, 1, 2)
     for step in (1, 2):
         damage_data(folder / name(step))
-    with pytest.raises(ingot.CheckpointError, match="steps 2, 1 is whole") as raised:
-        ingot.Checkpoints(folder).load()
-    assert raised.value.code == "no-valid-step"
+    for call in (ingot.Checkpoints(folder).load, partial(ingot.Checkpoints(folder).latest, verify=True)):
+        with pytest.raises(ingot.CheckpointError, match=r"steps 2, 1 is whole.*choose another") as raised:
+            call()
+        assert raised.value.code == "no-valid-step"
     assert isinstance(raised.value.__cause__, ingot.IntegrityError)
 
 
@@ -435,6 +437,27 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_steps(tmp_path: Path) -> No
         checkpoints.save(2, state(2))
         checkpoints.wait()
         assert checkpoints.latest(verify=True) == 2
+
+
+def test_delete_on_a_full_disk_names_a_way_out(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        save(disk / "run", 1, 2)
+        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+            while filler.write(bytes(512)):
+                pass
+        with pytest.raises(ingot.StorageError, match="remove the directory of a step") as raised:
+            ingot.Checkpoints(disk / "run").delete(1)
+    assert (raised.value.code, raised.value.errno) == ("lease", errno.ENOSPC)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are texts elsewhere")
+def test_a_directory_with_a_name_that_is_not_utf_8_has_steps(tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/run-\xff"))
+    save(folder, 1, 2)
+    assert ingot.Checkpoints(folder).latest(verify=True) == 2
+    damage_data(folder / name(2))
+    with pytest.warns(RuntimeWarning, match="step 1 was loaded"):
+        assert ingot.Checkpoints(folder).load()["step"] == 1
 
 
 def test_a_background_failure_is_raised_by_the_next_save(folder: Path) -> None:

@@ -319,13 +319,13 @@ class Checkpoints:
         Returns
         -------
         int or None
-            The number of the step. None without a whole step.
+            The number of the step. None if the directory has no steps.
 
         Raises
         ------
         CheckpointError
-            A later version of ingot wrote a step (``code`` is ``"later-checkpoint"``), or another program
-            did (``"foreign-checkpoints"``).
+            All steps are damaged (``code`` is ``"no-valid-step"``), or a later version of ingot wrote a step
+            (``"later-checkpoint"``), or another program did (``"foreign-checkpoints"``).
         OSError
             A file cannot be opened.
 
@@ -767,7 +767,8 @@ class Checkpoints:
                 vanished.add(step)
         if damaged:
             first = next(iter(damaged.values()))
-            reason = f"none of the steps {', '.join(map(str, damaged))} is whole: {first}"
+            way_out = "restore the directory from a copy, or choose another one to begin anew"
+            reason = f"none of the steps {', '.join(map(str, damaged))} is whole: {first}: {way_out}"
             raise located(CheckpointError, reason, code="no-valid-step", path=self._directory) from first
         return None
 

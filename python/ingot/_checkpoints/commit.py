@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from ingot._base.text import _quoted, located
+from ingot._base.text import _escaped, _quoted, located
 from ingot._native import hash_object, replace_file
 from ingot._read.door import open_checkpoint
 from ingot.errors import CheckpointError, IntegrityError
@@ -224,7 +224,7 @@ def stored(path: str) -> StoredFile:
 
 def _header_digest(path: str, nbytes: int) -> str:
     with open(path, "rb") as file:
-        return str(hash_object(file.read(nbytes), path, "blake3"))
+        return str(hash_object(file.read(nbytes), _escaped(path), "blake3"))
 
 
 def write(folder: str, commit: Commit, durable: bool) -> None:

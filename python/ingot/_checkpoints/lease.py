@@ -8,6 +8,7 @@ touched its file for a minute. Both times are the file server's, so clocks of ma
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -29,6 +30,7 @@ RENEW_SECONDS = 10.0
 #: Seconds after which a lease that was not touched has expired.
 EXPIRE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEASE = re.compile(r"\.ingot-lease-([0-9]{1,18})\.json")
 # And their temporary files.
 _NEW = re.compile(r"\.{1,2}ingot-lease-[0-9a-f]{16}\.new(\.[0-9a-f]+\.ingot-tmp)?")
@@ -101,6 +103,8 @@ class Lease:
             if not isinstance(fault, OSError) or (isinstance(fault, StorageError) and fault.code == "busy"):
                 raise
             reason = f"could not take the lease of the directory: {fault.strerror or fault}"
+            if fault.errno in _FULL:
+                reason += ": remove the directory of a step to make room"
             raise located(
                 StorageError, reason, errno=fault.errno, code="lease", path=self._directory
             ) from fault
