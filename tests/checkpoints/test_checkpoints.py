@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,6 +236,54 @@ def test_a_renamed_step_is_damaged_and_does_not_count(folder: Path) -> None:
     assert raised.value.code == "invalid-commit"
 
 
+def test_delete_removes_a_step_with_a_damaged_commit_file(folder: Path) -> None:
+    save(folder, 1, 2)
+    truncate_commit(folder / name(1))
+    ingot.Checkpoints(folder).delete(1)
+    assert name(1) not in os.listdir(folder)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
+def test_retention_deletes_a_step_behind_a_link(folder: Path) -> None:
+    save(folder, 1)
+    elsewhere = folder.parent / "elsewhere"
+    (folder / name(1)).rename(elsewhere)
+    (folder / name(1)).symlink_to(elsewhere)
+    (folder / name(7)).symlink_to(folder.parent / "nothing")
+    save(folder, 2, 3, 4, keep=1)
+    assert ingot.Checkpoints(folder).steps() == [4]
+    assert os.listdir(elsewhere) == []
+
+
+def test_metrics_may_be_tensors_that_require_gradients(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with ingot.Checkpoints(folder, best=("loss", "min", 1)) as checkpoints, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        checkpoints.save(1, state(1), metrics={"loss": torch.ones(1, requires_grad=True) / 2})
+        checkpoints.wait()
+        assert checkpoints.best() == 1
+        with pytest.raises(TypeError, match="metrics must be a dict of str to float"):
+            checkpoints.save(2, state(2), metrics={"loss": torch.ones(2)})
+
+
+def test_load_of_a_step_that_is_deleted_meanwhile_raises_no_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ingot._checkpoints import checkpoints as module
+
+    save(folder, 1, 2)
+    check = module.check
+
+    def delete_and_check(path: str, commit: commits.Commit) -> None:
+        shutil.rmtree(path)
+        check(path, commit)
+
+    monkeypatch.setattr(module, "check", delete_and_check)
+    with pytest.raises(ingot.CheckpointError, match="no step 1") as raised:
+        ingot.Checkpoints(folder).load(1)
+    assert raised.value.code == "no-step"
+
+
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_load_falls_back_to_the_previous_step(folder: Path, kind: str) -> None:
     spoil, error, code = DAMAGES[kind]
@@ -355,13 +404,13 @@ def test_save_of_a_state_that_cannot_be_stored_leaves_all_steps(folder: Path) ->
 
 def test_save_of_the_same_step_again_does_nothing(folder: Path) -> None:
     with ingot.Checkpoints(folder) as checkpoints:
-        checkpoints.save(1, state(1), metrics={"loss": 1.0})
+        checkpoints.save(1, state(1), metrics={"loss": 1.0, "nan": numpy.nan})
         checkpoints.wait()
         before = (folder / name(1) / "checkpoint.json").stat()
         checkpoints.save(1, state(1))
-        checkpoints.save(1, state(1), metrics={"loss": 1})
+        checkpoints.save(1, state(1), metrics={"nan": numpy.nan, "loss": 1})
         assert (folder / name(1) / "checkpoint.json").stat() == before
-        with pytest.raises(ingot.CheckpointError, match=r"metrics \{'loss': 1\.0\}") as raised:
+        with pytest.raises(ingot.CheckpointError, match=r"metrics \{'loss': 1\.0, ") as raised:
             checkpoints.save(1, state(1), metrics={"loss": 2.0})
     assert raised.value.code == "step-exists"
 
@@ -668,6 +717,10 @@ def test_a_later_schema_is_refused(folder: Path) -> None:
         other.load(1)
         with pytest.raises(ingot.CheckpointError, match="update ingot"):
             other.save(3, state(3))
+        other.pin(2)
+        with pytest.raises(ingot.CheckpointError, match="update ingot"):
+            other.delete(2)
+        assert (folder / name(2) / "pinned").exists()
     assert other.steps() == [1, 2]
 
 
@@ -741,6 +794,9 @@ def test_wrong_arguments_are_named(folder: Path) -> None:
         checkpoints.save("1", state(1))
     with pytest.raises(TypeError, match=r"save\(\): metrics must be a dict or None, found list"):
         checkpoints.save(1, state(1), metrics=[1])
+    for value in ("1", 10**400, numpy.ones(2), None):
+        with pytest.raises(TypeError, match="metrics must be a dict of str to float"):
+            checkpoints.save(1, state(1), metrics={"loss": value})
     with pytest.raises(TypeError, match=r"latest\(\): verify"):
         checkpoints.latest(verify=1)
     with pytest.raises(ingot.OptionError, match="best") as raised:
@@ -762,7 +818,7 @@ def test_a_second_writer_is_refused_while_the_first_one_lives(folder: Path) -> N
         first.wait()
         second = ingot.Checkpoints(folder)
         second.load()
-        with pytest.raises(ingot.StorageError, match=f"process {os.getpid()} on") as raised:
+        with pytest.raises(ingot.StorageError, match="another Checkpoints of this program") as raised:
             second.save(2, state(2))
         assert raised.value.code == "busy"
         with pytest.raises(ingot.StorageError):
@@ -804,6 +860,10 @@ def test_the_lease_of_another_machine_expires(folder: Path) -> None:
     other_lease(folder)
     save(folder, 1)
     assert os.listdir(folder) == [name(1)]
+    hour_ago = time.time() - 3600
+    os.utime(other_lease(folder, seconds=float("inf")), (hour_ago, hour_ago))
+    save(folder, 2)
+    assert sorted(os.listdir(folder)) == [name(1), name(2)]
 
 
 def test_the_lease_of_a_dead_process_is_taken_at_once(folder: Path) -> None:
@@ -822,9 +882,12 @@ def test_a_lost_lease_stops_the_first_writer(folder: Path) -> None:
         for path in folder.glob(".ingot-lease-*"):
             path.unlink()
         save(folder, 2)
-        with pytest.raises(ingot.StorageError, match="another process has taken the lease") as raised:
+        with pytest.raises(ingot.StorageError, match="the file of the lease is gone") as raised:
             first.save(2, state(2))
         assert raised.value.code == "lease-lost"
+        other_lease(folder)
+        with pytest.raises(ingot.StorageError, match="another process has taken the lease"):
+            first.save(2, state(2))
     assert first.steps() == [1, 2]
 
 

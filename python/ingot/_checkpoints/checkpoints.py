@@ -457,9 +457,15 @@ class Checkpoints:
             folder = folder_of(self._directory, step)
             if not is_committed(folder):
                 raise self._no_step(step)
-            commit = read(folder)
-            check(folder, commit)
-            found = _Choice(step, work(folder, commit), {})
+            try:
+                commit = read(folder)
+                check(folder, commit)
+                found = _Choice(step, work(folder, commit), {})
+            except OSError as error:
+                if is_committed(folder):
+                    raise
+                # Another process has deleted it.
+                raise self._no_step(step) from error
         else:
             newest = self._first(lambda commits: sorted(commits, reverse=True), work)
             if newest is None:
@@ -516,7 +522,8 @@ class Checkpoints:
         Raises
         ------
         CheckpointError
-            There is no such step (``code`` is ``"no-step"``).
+            There is no such step (``code`` is ``"no-step"``), or a later version of ingot has saved it
+            (``"later-checkpoint"``).
         StorageError
             Another process saves to the directory, or it cannot be locked, as for `save`.
         OSError
@@ -541,6 +548,7 @@ class Checkpoints:
             if not is_committed(folder):
                 raise self._no_step(step)
             self._take_lease()
+            retention.known(folder)
             retention.unpin(folder)
             retention.delete(folder)
 
@@ -644,7 +652,7 @@ class Checkpoints:
         if not is_committed(folder):
             return False
         known = read(folder).metrics
-        if metrics is not None and repr(metrics) != repr(known):
+        if metrics is not None and _spelled(metrics) != _spelled(known):
             reason = f"the step exists with the metrics {known}: pass them when the step is saved first"
             raise located(
                 CheckpointError, reason, code="step-exists", path=folder, expected=metrics, found=known
@@ -817,6 +825,11 @@ def _imported(framework: str) -> str:
     return framework if is_known else "numpy"
 
 
+def _spelled(metrics: Mapping[str, float]) -> str:
+    """Return a text that is equal for equal metrics in any order, also for NaN."""
+    return repr(sorted(metrics.items()))
+
+
 def _flush(directory: str) -> None:
     """Flush the names in a directory to the disk."""
     if os.name == "nt":
@@ -855,9 +868,16 @@ def checked_metrics(metrics: Any) -> dict[str, float] | None:
     if given is None:
         return None
     try:
-        return {name: float(value) for name, value in given.items()}
-    except (TypeError, ValueError) as error:
+        return {name: _number(value) for name, value in given.items()}
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         raise TypeError(f"metrics must be a dict of str to float: {error}") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str | bytes):
+        raise TypeError(f"found {value!r}")
+    # `float` warns about a tensor of torch that requires gradients.
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 __all__ = ["Checkpoints"]

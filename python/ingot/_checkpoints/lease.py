@@ -29,6 +29,8 @@ from ingot.errors import StorageError
 RENEW_SECONDS = 10.0
 #: Seconds after which a lease that was not touched has expired.
 EXPIRE_SECONDS = 60.0
+# JSON in Python has Infinity.
+_MOST_SECONDS = 600.0
 _PAUSE_SECONDS = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _LEASE = re.compile(r"\.ingot-lease-([0-9]{1,18})\.json")
@@ -179,10 +181,17 @@ class Lease:
 
     def check(self) -> None:
         """Raise `StorageError` if another process has taken the lease (``code`` is ``"lease-lost"``)."""
-        if not self.is_held():
+        if self.is_held():
+            return
+        if os.path.isdir(self._directory) and self._numbers():
             reason = "another process has taken the lease of the directory, since this one did not renew it"
             way_out = "stop one of the two"
-            raise located(StorageError, f"{reason}: {way_out}", code="lease-lost", path=self._directory)
+        else:
+            reason = (
+                "the file of the lease is gone: it was removed, or another process had the lease meanwhile"
+            )
+            way_out = "end the with block, and call load() in a new one"
+        raise located(StorageError, f"{reason}: {way_out}", code="lease-lost", path=self._directory)
 
     def release(self) -> None:
         """Remove the lease, if this object and this process hold it."""
@@ -239,8 +248,8 @@ def _holder(path: str) -> Holder | None:
     try:
         content = json.loads(text)
         found = Holder(**{name: content[name] for name in Holder._fields})
-        return found._replace(process=int(found.process), seconds=float(found.seconds))
-    except (ValueError, LookupError, TypeError):
+        return found._replace(process=int(found.process), seconds=min(_MOST_SECONDS, float(found.seconds)))
+    except (ValueError, LookupError, TypeError, OverflowError):
         return None
 
 
@@ -255,15 +264,25 @@ def _token(path: str) -> str:
 
 def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
     owner = "another process"
+    if holder is not None and _is_here(holder) and holder.process == os.getpid():
+        reason = (
+            "another Checkpoints of this program saves here: end its with block, or save with that object"
+        )
+        return located(StorageError, reason, code="busy", path=directory)
     if holder is not None:
         owner = f"process {holder.process} on {_escaped(holder.host)}"
     way_out = f"stop it, save from one rank only, or remove {os.path.basename(path)} if it is not running"
     return located(StorageError, f"{owner} saves checkpoints here: {way_out}", code="busy", path=directory)
 
 
+def _is_here(holder: Holder) -> bool:
+    """Return whether the numbers of the holder's processes are this system's."""
+    return holder.host == gethostname() and holder.boot == _boot()
+
+
 def _is_alive(holder: Holder) -> bool | None:
     """Return whether the holder runs. None if it runs elsewhere, or on a system without a way to find out."""
-    if holder.host != gethostname() or holder.boot != _boot():
+    if not _is_here(holder):
         return None
     if not holder.boot and sys.platform == "win32":
         # Signal 0 would end the process there.
@@ -274,7 +293,7 @@ def _is_alive(holder: Holder) -> bool | None:
         return started == holder.started
     try:
         os.kill(holder.process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         pass

@@ -28,7 +28,8 @@ from .commit import (
 
 # Temporary files of a save that was killed.
 _TEMPORARY = re.compile(rf"\.({STATE.pattern}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")
-_NOT_EMPTY = (errno.ENOTEMPTY, errno.EEXIST)
+# A link of the user to another directory stays too.
+_STAYS = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class Best(NamedTuple):
@@ -87,6 +88,8 @@ def commits_in(directory: str) -> dict[int, Commit]:
 
 def apply(directory: str, rules: Rules) -> None:
     """Delete the steps that no rule keeps. The last step that is whole stays in any case."""
+    if rules.keep is None:
+        return
     commits = commits_in(directory)
     kept = rules.kept(commits)
     surplus = [step for step in commits if step not in kept]
@@ -133,6 +136,8 @@ def unpin(folder: str) -> None:
 
 
 def _end_deletion(folder: str) -> None:
+    # The file of the state, also if the commit file is damaged.
+    _remove(folder, filter(STATE.fullmatch, os.listdir(folder)))
     with suppress(SafetensorError):
         _remove(folder, read(folder, DELETING).files)
     _remove(folder, (PINNED, DELETING))
@@ -150,7 +155,7 @@ def _remove_folder(folder: str) -> None:
     try:
         os.rmdir(folder)
     except OSError as fault:
-        if fault.errno not in _NOT_EMPTY:
+        if fault.errno not in _STAYS:
             raise
 
 
@@ -162,7 +167,7 @@ def clean(directory: str) -> None:
 
 def clean_step(folder: str) -> None:
     """Remove what an interrupted save or deletion has left in a directory without a commit file."""
-    if is_committed(folder):
+    if is_committed(folder) or not os.path.isdir(folder):
         return
     if os.path.exists(os.path.join(folder, DELETING)):
         if is_pinned(folder):
