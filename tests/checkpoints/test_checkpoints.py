@@ -1018,3 +1018,11 @@ def test_the_lease_of_a_zombie_is_taken_at_once(folder: Path) -> None:
     save(folder, 1)
     assert os.listdir(folder) == [name(1)]
     child.wait()
+
+
+def test_save_of_tensors_that_share_memory_names_a_way_out(folder: Path) -> None:
+    torch = pytest.importorskip("torch")
+    base = torch.arange(6.0)
+    with ingot.Checkpoints(folder) as checkpoints, pytest.raises(ingot.SharedMemoryError) as raised:
+        checkpoints.save(1, {"a": base[:4], "b": base[2:]})
+    assert "none holds all of it: save `tensor.clone()` of one of them" in str(raised.value)

@@ -19,19 +19,21 @@ from ingot.errors import SharedMemoryError
 _MAX_DIMS = 64
 
 
-def views_among(tensors: Mapping[str, torch.Tensor]) -> Views:
+def views_among(
+    tensors: Mapping[str, torch.Tensor], way_out: str = 'save with shared="copy", or save `tensor.clone()`'
+) -> Views:
     """Return the aliases, each with its position in a stored tensor.
 
-    Raises `SharedMemoryError` for tensors that share memory if none of them covers it, since the others could
-    not be restored from one of them.
+    Raises `SharedMemoryError`, with `way_out`, for tensors that share memory if none of them covers it, since
+    the others could not be restored from one of them.
     """
     views: Views = {}
     for names in crowds(tensors):
-        views |= _views_in(sorted(names), tensors)
+        views |= _views_in(sorted(names), tensors, way_out)
     return views
 
 
-def _views_in(names: list[str], tensors: Mapping[str, torch.Tensor]) -> Views:
+def _views_in(names: list[str], tensors: Mapping[str, torch.Tensor], way_out: str) -> Views:
     first: dict[tuple[Any, ...], str] = {}
     twins = {name: first.setdefault(_geometry(tensors[name]), name) for name in names}
     whole = _whole(list(first.values()), tensors)
@@ -42,7 +44,7 @@ def _views_in(names: list[str], tensors: Mapping[str, torch.Tensor]) -> Views:
     kept = [name for name in first.values() if name not in views]
     pair = first_pair(kept, tensors) if len(kept) > 1 else None
     if pair is not None:
-        raise shares_memory(pair, 'none holds all of it: save with shared="copy", or save `tensor.clone()`')
+        raise shares_memory(pair, f"none holds all of it: {way_out}")
     return views | {name: views.get(twin, {"of": twin}) for name, twin in twins.items() if name != twin}
 
 

@@ -62,7 +62,7 @@ class _States(States):
         self, stored: dict[str, Any], record: dict[str, str], destination: Path | Writable, how: Saving
     ) -> ingot.SaveFuture | None:
         own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
-        views = views_among(_plain_ones(own))
+        views = views_among(_plain_ones(own), "save `tensor.clone()` of one of them")
         stored = {name: one for name, one in stored.items() if name not in views}
         known = {"export": _export, "shared": "copy", "records": {**record, **rendered(views)}}
         return write_file(destination, stored, payload, how, copies=_copied, **known)
