@@ -75,3 +75,15 @@ def test_the_program_of_the_guide_resumes_after_a_kill(tmp_path: Path) -> None:
     )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_the_guide_saves_the_step_at_which_a_signal_arrives(tmp_path: Path) -> None:
+    snippets = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    first, _, last = snippets
+    step = 'state["step"] += 1\n'
+    assert last.count(step) == 1
+    signalled = last.replace(
+        step, f'{step}        if state["step"] == 7: signal.raise_signal(signal.SIGTERM)\n'
+    )
+    assert run(first.partition("with ingot")[0] + signalled, tmp_path) == 0
+    assert ingot.Checkpoints(tmp_path / "run").steps() == [7]
