@@ -515,6 +515,7 @@ def test_a_background_failure_is_raised_by_the_next_save(folder: Path) -> None:
     fail_in_background(checkpoints, folder)
     with pytest.raises(OSError, match=name(2)):
         checkpoints.save(3, state(3))
+    assert not list((folder / name(2)).glob("state-*"))
     # Once.
     checkpoints.save(3, state(3))
     with pytest.raises(OSError, match=name(4)), checkpoints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal as signals
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from secrets import token_hex
 from sys import modules
@@ -707,8 +708,9 @@ class Checkpoints:
             write(folder, commit._replace(files=files), durable)
         except BaseException:
             # Without the lease, the directory may be the step of another process.
-            if not _is_there(folder, commit):
-                retention.discard(folder, (commit.tree,))
+            with suppress(OSError):
+                if not (is_committed(folder) and _is_there(folder, commit)):
+                    retention.discard(folder, (commit.tree,))
             raise
 
     def _put(self, call: Callable[[], None], path: str) -> None:

@@ -21,7 +21,7 @@ DELETING = "deleting.json"
 #: An empty file beside the commit file: retention keeps the step.
 PINNED = "pinned"
 #: The file of the state. The name has the id of the save, so two processes never write to the same file.
-STATE = re.compile(r"state-[0-9a-f]+\.safetensors")
+STATE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
 #: The key of the save id in the metadata of each file of a step.
 SAVE_KEY = "ingot.save"
 FORMAT = "ingot.checkpoint"

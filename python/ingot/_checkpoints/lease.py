@@ -263,12 +263,12 @@ def _token(path: str) -> str:
 
 
 def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
-    owner = "another process"
     if holder is not None and _is_here(holder) and holder.process == os.getpid():
         reason = (
             "another Checkpoints of this program saves here: end its with block, or save with that object"
         )
         return located(StorageError, reason, code="busy", path=directory)
+    owner = "another process"
     if holder is not None:
         owner = f"process {holder.process} on {_escaped(holder.host)}"
     way_out = f"stop it, save from one rank only, or remove {os.path.basename(path)} if it is not running"
