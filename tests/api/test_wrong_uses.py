@@ -45,7 +45,7 @@ WRONG = {
 # It takes every key of a specification as a keyword.
 OPEN = ("ingot.modelspec.metadata",)
 # Each method is called of an object.
-OBJECTS = ("safe_open", "Writer", "PrefetchLoader", "TensorSlice", "View")
+OBJECTS = ("Checkpoints", "safe_open", "Writer", "PrefetchLoader", "TensorSlice", "View")
 
 
 def called_with(called: str, argument: str, value: str, required: list[str], named: list[str]) -> str:
@@ -101,6 +101,7 @@ import ingot.torch
 
 def wrong(
     ANY: Any,
+    checkpoints_: ingot.Checkpoints,
     safe_open_: ingot.safe_open[Any],
     writer_: ingot.Writer,
     prefetchloader_: ingot.PrefetchLoader[Any],

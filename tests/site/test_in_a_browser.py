@@ -122,7 +122,7 @@ SEARCHES = {
     "migrate": "start/from-safetensors",
     "multiprocessing": "guides/multiprocessing",
     "zero-copy": "explained/lazy",
-    "sharded": "guides/checkpoints",
+    "sharded": "guides/sharded",
     "resume": "guides/resume",
     "convert": "guides/converting",
     "dequantize": "guides/converting",
