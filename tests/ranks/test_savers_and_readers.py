@@ -308,5 +308,11 @@ def is_told_of_kill(problem):
     """Return whether a rank raised since another was killed."""
     return problem[0] == "refused" and any(
         text in problem[1]
-        for text in ("Connection closed by peer", "rank-lost", "Connection reset", "was lost or does not answer", "was killed")
+        for text in (
+            "Connection closed by peer",
+            "rank-lost",
+            "Connection reset",
+            "was lost or does not answer",
+            "was killed",
+        )
     )
