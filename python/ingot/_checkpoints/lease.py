@@ -128,12 +128,13 @@ class Lease:
         new = os.path.join(self._directory, f".ingot-lease-{token}.new")
         process = os.getpid()
         holder = Holder(token, gethostname(), _boot(), process, _started(process), EXPIRE_SECONDS)
+        free: dict[int, str] = {}
         try:
             replace_file(new, [json.dumps(holder._asdict()).encode()], durable=False)
             free = {number: self._freed(number, new) for number in self._numbers()}
-            self._path = path = self._named(max(free, default=0) + 1)
+            self._path = self._named(max(free, default=0) + 1)
             self._token, self._owner = token, process
-            _link(new, path)
+            _link(new, self._path)
         except (FileExistsError, FileNotFoundError):
             if not os.path.isdir(self._directory):
                 raise
@@ -147,7 +148,7 @@ class Lease:
                 os.remove(new)
         for number in self._numbers():
             other = self._named(number)
-            if other != path and _token(other) not in (free.get(number), ""):
+            if other != self._path and _token(other) not in (free.get(number), ""):
                 self.release()
                 return False
         for number in free:
