@@ -175,9 +175,10 @@ impl<'a> Pieces<'a> {
         to_usize(range.end - range.start).unwrap_or(0)
     }
 
+    /// Return the parts of the payloads that have bytes in `range`.
     fn spans(&self, range: Range<u64>) -> impl Iterator<Item = PartSpan<'_, 'a>> {
         let first = self.ends.partition_point(|&end| end <= range.start);
-        (first..self.ends.len()).map_while(move |part| {
+        let spans = (first..self.ends.len()).map_while(move |part| {
             let starts = part.checked_sub(1).map_or(0, |before| self.ends[before]);
             let begin = starts.max(range.start);
             (begin < range.end).then(|| PartSpan {
@@ -187,7 +188,9 @@ impl<'a> Pieces<'a> {
                 begin: begin - starts,
                 len: to_usize(self.ends[part].min(range.end) - begin).unwrap_or(0),
             })
-        })
+        });
+        // The payload of an empty tensor may be for the calling thread only.
+        spans.filter(|span| span.len > 0)
     }
 
     /// Fill `into`, which has the size of `piece`, with its bytes. What waits for a network fails soon after `stop` is
@@ -234,7 +237,7 @@ impl<'a> Pieces<'a> {
         for span in self.spans(range) {
             let end = at + span.len;
             match span.payload {
-                Payload::Device(bytes) if span.len > 0 => {
+                Payload::Device(bytes) => {
                     let begin = to_usize(span.begin).ok_or(io::ErrorKind::InvalidInput)?;
                     let copy = bytes.copied_to(at, begin..begin + span.len);
                     let is_there = |(known, _): &&mut (&DeviceBytes, _)| known.device().is(bytes.device());
@@ -299,7 +302,7 @@ impl<'p> PartSpan<'p, '_> {
     /// The device of its bytes.
     fn device(&self) -> Option<&'p Device> {
         match self.payload {
-            Payload::Device(bytes) if self.len > 0 => Some(bytes.device()),
+            Payload::Device(bytes) => Some(bytes.device()),
             _ => None,
         }
     }
