@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import ast
-import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-import ingot.torch  # noqa: E402
+pytest.importorskip("torch")
+import ingot
+from support.guides import at_step, check_resume, programs, run
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "checkpoints.md"
-
-
-def program() -> str:
-    match = re.search(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    assert match is not None
-    return match[1]
-
-
-def run(text: str, folder: Path) -> int:
-    return subprocess.run([sys.executable, "-c", text], cwd=folder, check=False).returncode
+GUIDE = "checkpoints.md"
 
 
 def test_guide_saves_and_resumes_in_eight_statements() -> None:
     about = ("checkpoints", "state")
     statements = [
         one
-        for one in ast.walk(ast.parse(program()))
+        for one in ast.walk(ast.parse(programs(GUIDE)[0]))
         if isinstance(one, ast.stmt) and not isinstance(one, ast.FunctionDef)
     ]
     own = [
@@ -51,39 +39,15 @@ def test_guide_saves_and_resumes_in_eight_statements() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_the_program_of_the_guide_resumes_after_a_kill(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    whole.mkdir()
-    killed.mkdir()
-    assert run(program(), whole) == 0
-    step = 'state["step"] += 1\n'
-    assert program().count(step) == 1
-    dying = program().replace(
-        step,
-        f'{step}        if state["step"] == 130: __import__("os").kill(__import__("os").getpid(), '
-        f"{signal.SIGKILL:d})\n",
-    )
-    assert run(dying, killed) == -signal.SIGKILL
-    # The last save may have been pending.
-    assert ingot.Checkpoints(killed / "run").latest(verify=True) in (100, 120)
-    assert run(program(), killed) == 0
-    # The generators of Python and NumPy began with other seeds.
-    found, expected = (
-        ingot.torch.load_file(
-            folder / "run" / "step-00000200", drop=ingot.glob("rng.python.*", "rng.numpy.*")
-        )
-        for folder in (killed, whole)
-    )
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    def look(killed: Path) -> None:
+        # The last save may have been pending.
+        assert ingot.Checkpoints(killed / "run").latest(verify=True) in (100, 120)
+
+    check_resume(programs(GUIDE)[0], 130, tmp_path, "run/step-00000200", look)
 
 
 def test_the_guide_saves_the_step_at_which_a_signal_arrives(tmp_path: Path) -> None:
-    snippets = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
-    first, _, last = snippets
-    step = 'state["step"] += 1\n'
-    assert last.count(step) == 1
-    signalled = last.replace(
-        step, f'{step}        if state["step"] == 7: signal.raise_signal(signal.SIGTERM)\n'
-    )
+    first, _, last = programs(GUIDE)
+    signalled = at_step(last, 7, "signal.raise_signal(signal.SIGTERM)")
     assert run(first.partition("with ingot")[0] + signalled, tmp_path) == 0
     assert ingot.Checkpoints(tmp_path / "run").steps() == [7]

@@ -575,4 +575,4 @@ fn with_room(kept: &OpenFiles, open: impl Fn() -> Result<File, Refusal>) -> Resu
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

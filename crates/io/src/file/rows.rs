@@ -106,18 +106,9 @@ fn remove_pages(mapping: &MmapRaw) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::local::LocalFile;
+    use super::super::local::tests::mapped;
     use super::super::source::ReadAt as _;
     use super::*;
-    use std::fs::File;
-
-    fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
-        let named = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(named.path(), bytes).unwrap();
-        let file = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
-        file.map().unwrap();
-        (named, file)
-    }
 
     fn row(begin: u64, nbytes: u64, count: u64, stride: u64) -> Row {
         Row {

@@ -152,6 +152,16 @@ mod tests {
     use super::*;
     use crate::watch::Unwatched;
 
+    fn is_of_reserving(fault: &Error) -> bool {
+        matches!(
+            fault.failure(),
+            Failure::Write {
+                step: step::RESERVE,
+                ..
+            }
+        )
+    }
+
     #[test]
     fn what_has_no_room_is_refused_before_it_has_taken_what_there_is() {
         let file = tempfile::tempfile().unwrap();
@@ -169,16 +179,7 @@ mod tests {
             taken >= disk::RESERVED_AT_ONCE || space.f_bavail * space.f_frsize < 2 * disk::RESERVED_AT_ONCE
         );
         let fault = stop.unwrap_err();
-        assert!(
-            matches!(
-                fault.failure(),
-                Failure::Write {
-                    step: step::RESERVE,
-                    ..
-                }
-            ),
-            "{fault}"
-        );
+        assert!(is_of_reserving(&fault), "{fault}");
         assert_eq!(fault.system().unwrap().kind(), io::ErrorKind::StorageFull);
         assert!(disk::check_room(&file, 1).is_ok());
     }
@@ -253,16 +254,7 @@ mod tests {
         // Only as long as space is being freed, also by others.
         let (outcome, _) = taken(&vec![Err(io::ErrorKind::StorageFull); 1000]);
         let fault = outcome.unwrap_err();
-        assert!(
-            matches!(
-                fault.failure(),
-                Failure::Write {
-                    step: step::RESERVE,
-                    ..
-                }
-            ),
-            "{fault}"
-        );
+        assert!(is_of_reserving(&fault), "{fault}");
     }
 
     #[test]

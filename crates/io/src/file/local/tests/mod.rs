@@ -266,7 +266,7 @@ fn a_file_that_was_shortened_gives_what_is_there_and_then_ends() {
     );
 }
 
-fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
+pub(crate) fn mapped(bytes: &[u8]) -> (tempfile::NamedTempFile, LocalFile) {
     let named = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(named.path(), bytes).unwrap();
     let file = LocalFile::of(File::open(named.path()).unwrap()).unwrap();
