@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
+use std::time::Duration;
 
 /// Locks a mutex that lives no longer than the call. A panic of a thread that held it is reported when the thread is
 /// joined.
@@ -9,17 +10,24 @@ pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Number of attempts to take a lock.
-const TRIES: usize = 200;
+/// Number of attempts to take a lock before the thread sleeps between attempts.
+const YIELDS: usize = 200;
+
+/// Number of attempts with a sleep of [`PAUSE`] before each: 100 ms in all, enough for a holder that was preempted on a
+/// busy machine.
+const SLEEPS: usize = 100;
+
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Locks a mutex that is never held for longer than a few instructions. `None` if it stays locked, as it does forever
 /// in a process that was forked while another thread held it; the caller must be able to work without the data.
 pub fn briefly<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    for _ in 0..TRIES {
+    for attempt in 0..YIELDS + SLEEPS {
         match mutex.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => thread::yield_now(),
+            Err(TryLockError::WouldBlock) if attempt < YIELDS => thread::yield_now(),
+            Err(TryLockError::WouldBlock) => thread::sleep(PAUSE),
         }
     }
     None
@@ -36,6 +44,14 @@ mod tests {
         assert!(briefly(&mutex).is_none());
         drop(held);
         assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
+        // A holder that does not run for a moment is waited for.
+        let held = locked(&mutex);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| briefly(&mutex).map(|guard| *guard));
+            thread::sleep(5 * PAUSE);
+            drop(held);
+            assert_eq!(waiting.join().unwrap(), Some(1));
+        });
         let broken = std::thread::scope(|scope| {
             let holding = scope.spawn(|| {
                 let _held = locked(&mutex);
