@@ -187,6 +187,23 @@ def test_check_release_names_templates_that_are_not_filled_in(tmp_path: Path) ->
     ]
 
 
+def test_check_release_writes_the_addresses_of_pictures(tmp_path: Path) -> None:
+    project = '[project]\nname = "ingot-tensors"\n'
+    readme = tmp_path / "README.md"
+    readme.write_text("![A](https://example.org/a.png)\n![B](docs/b.svg) [a link](docs/c.md)\n")
+    (tmp_path / "pyproject.toml").write_text(project)
+    assert "no Source" in RELEASE.write_addresses(tmp_path, "v1.2.0")
+    (tmp_path / "pyproject.toml").write_text(
+        f'{project}[project.urls]\nSource = "https://example.org/ingot/"\n'
+    )
+    assert RELEASE.write_addresses(tmp_path, "v1.2.0") is None
+    assert readme.read_text() == (
+        "![A](https://example.org/a.png)\n"
+        "![B](https://example.org/ingot/raw/v1.2.0/docs/b.svg) [a link](docs/c.md)\n"
+    )
+    assert RELEASE.relative_pictures(readme.read_text()) == []
+
+
 def test_templates_of_the_repository_exist_and_have_the_version() -> None:
     version = tomllib.loads((ROOT / "Cargo.toml").read_text("utf-8"))["workspace"]["package"]["version"]
     said = RELEASE.unfilled(ROOT, version)

@@ -309,6 +309,16 @@ def test_confine_rejects_links(checkpoint: Path, tmp_path_factory: pytest.TempPa
     assert "hard link" in str(refusal(checkpoint / A, confine=True))
 
 
+@pytest.mark.parametrize("path", ["", "absent/.."])
+def test_confine_reports_a_missing_path_without_file_name(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError) as caught:
+        ingot.open(path, confine=True)
+    assert caught.value.filename == path
+
+
 def test_confine_does_not_tell_whether_a_link_leads_to_a_directory(tmp_path: Path) -> None:
     model, outside = tmp_path / "model", tmp_path / "outside"
     model.mkdir()

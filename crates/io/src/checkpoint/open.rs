@@ -119,7 +119,8 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
 }
 
 fn open_path(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
-    let archive = if options.reach == Reach::Confined {
+    // A path without a file name, such as an empty one, is not a file: the system's error says what it is.
+    let archive = if options.reach == Reach::Confined && path.file_name().is_some() {
         open_confined(path, options)
     } else {
         open_file(path, options)
