@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline: a busy machine is not a bug. The same examples each time, so that what passed passes again.
-# `make nightly` takes new ones, and prints what reproduces a failure.
+# No deadline: a busy machine is not a bug. The examples are the same each time, so that results repeat.
+# `make nightly` takes new examples, and prints how to reproduce a failure.
 settings.register_profile("ingot", deadline=None, derandomize=True)
 # A CI server has another default profile, which takes the same examples each time.
 settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000, print_blob=True)
@@ -21,10 +21,10 @@ settings.load_profile("ingot")
 # A cloud machine that runs the tests has an identity, which the tests must not use.
 os.environ["AWS_EC2_METADATA_DISABLED"] = os.environ["NO_GCE_CHECK"] = "true"
 
-# A shell that starts a program in the background has it ignore Ctrl-C, and with it all that this one starts.
+# A shell makes programs in the background ignore Ctrl-C, and their child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Threads of OpenBLAS poll for work, and the tests have none for them. Polling is half of the cost of
+# Threads of OpenBLAS poll for work, which the tests do not have. Polling is half of the cost of
 # importing numpy, in each of a thousand processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 

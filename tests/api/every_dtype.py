@@ -1,7 +1,7 @@
 """Program of `test_every_dtype`: save each dtype of a framework in every way.
 
-Prints, as lines of JSON, the dtype and the way before, and what became of it after: frameworks end the
-process over some of their dtypes.
+Prints a line of JSON before each attempt, with the dtype and the way, and one with the outcome after it: some
+dtypes make their framework end the process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME = "odd"
 
 
 def of_numpy() -> Makers:
-    """All that NumPy has, in both byte orders, and those that are registered with it."""
+    """Return all dtypes of NumPy, in both byte orders, and the dtypes that ml_dtypes registers with NumPy."""
     words = {str(numpy.dtype(kind)): numpy.dtype(kind) for kind in set(numpy.sctypeDict.values())}
     words |= {
         text: numpy.dtype(text) for text in ("U3", "S3", "M8[s]", "m8[s]", "V5", "O", "i4,f4", "(2,)f4")
@@ -113,7 +113,7 @@ def of_torch_alone(torch: Any, folder: Path) -> dict[str, Callable[[Any], object
 
 
 def ways(framework: str, folder: Path) -> dict[str, Callable[[Any], object]]:
-    """Each returns the bytes of a file, or writes one to `folder`."""
+    """Return each way to save a tensor. A way returns the bytes of a file, or writes one to `folder`."""
     module = import_module(f"ingot.{framework}")
     path = folder / "new.safetensors"
 
@@ -174,7 +174,7 @@ def main(framework: str) -> None:
         try:
             make()
         except Exception as error:
-            # The framework has the name and no such tensors.
+            # The framework has the dtype, but cannot make a tensor of it.
             print(json.dumps([word, "make", f"none: {type(error).__name__}"]), flush=True)
             continue
         with tempfile.TemporaryDirectory() as base:

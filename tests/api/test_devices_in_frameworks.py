@@ -1,4 +1,4 @@
-"""Devices by the names of tensors, and the handle, in every framework that is installed."""
+"""Every installed framework accepts a device for each tensor name, in `load_file` and in `safe_open`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_safe_open_takes_devices_by_name(path: Path, framework: str) -> None:
 )
 def test_load_file_takes_devices_by_name(path: Path, framework: str, device: Any) -> None:
     if framework == "numpy":
-        # It has no devices to choose from.
+        # NumPy has no devices.
         with pytest.raises(TypeError, match="positional"):
             ingot.numpy.load_file(path, device)
         return

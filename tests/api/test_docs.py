@@ -1,4 +1,4 @@
-"""README.md and docs/: short, with links that lead somewhere, and blocks of code that run."""
+"""README.md and docs/ are short, their links are valid, and their code blocks run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ RUN_BY = {
     "": None,
 }
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT), pattern="*.md")
-# Imports of blocks that may be missing in the environment of the tests.
+# Packages that code blocks import, and that may not be installed for the tests.
 OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|lightning|obstore)\b", re.MULTILINE)
 
 
@@ -44,7 +44,7 @@ def called(page: Path) -> str:
 
 
 def fences(page: Path) -> list[tuple[str, str]]:
-    """The language and the text of each block."""
+    """Return the language and the text of each code block."""
     return FENCE.findall(page.read_text("utf-8"))
 
 
@@ -162,19 +162,19 @@ def test_programs_of_a_page_run_in_order(
                 ran += 1
             except SkipTest:
                 continue
-    # All blocks of the guide to engines need one.
+    # All blocks of the guide to engines need a missing package.
     assert ran or lacking
 
 
 def test_environment_variables_are_documented() -> None:
-    """The variables of clouds are documented beside their credentials."""
+    """Two pages have all variables: one those of cloud providers, the other all others."""
     pages = [DOCS / "reference" / "environment.md", DOCS / "guides" / "credentials.md"]
     told = {name for page in pages for name in re.findall(r"`(\w+)[`=]", page.read_text("utf-8"))}
     assert {name for name in looked_up() if name not in told} == set()
 
 
 def looked_up() -> set[str]:
-    """Words of the sources that are like the name of a variable of the environment."""
+    """Return all words of the sources that look like the name of an environment variable."""
     name = re.compile(
         r'"((?:INGOT|AWS|AZURE|CLOUDSDK|GCE|GOOGLE|GS|HF|HUGGING)_\w+|\w+_(?:OFFLINE|HOST|CACHE)|\w+_proxy)"'
     )

@@ -26,10 +26,10 @@ TENSOR = np.arange(4, dtype=np.float32)
 
 
 def words(code: str) -> list[str]:
-    """The spellings of a dtype."""
+    """Return the spellings of a dtype as text."""
     names = [NAMES[code]] if code in NAMES else [F4_LOOSE, F4_PACKED] if code == "F4" else []
     found = [code, *names, *(name.upper() for name in names)]
-    # In small letters they are NumPy's words for others.
+    # In lower case these are NumPy's names of other dtypes: "i8" has 8 bytes.
     found += [code.lower()] if code not in ("F4", "I8", "U8") else []
     found += [TYPE_STRINGS[code]] if code in TYPE_STRINGS else []
     return found + [f"{module}.{name}" for module in ("torch", "paddle", "mlx.core", "jnp") for name in names]
@@ -131,7 +131,7 @@ def test_dtype_spellings_are_equal_everywhere(door: str, code: str, path: Path, 
         ("ingot.flax", "ingot.tensorflow", "ingot.mlx", "ingot.paddle")
     ):
         code = "F32"
-    # A command is given words.
+    # The dtype of a command is text.
     given = [*words(code), *([] if door in COMMANDS else objects(code))]
     found = [
         by(function, path, tmp_path / f"{number}.safetensors", dtype) for number, dtype in enumerate(given)
@@ -208,7 +208,7 @@ def test_save_stores_every_spelling_of_a_dtype(
 ) -> None:
     new = tmp_path / "new.safetensors"
     for dtype in [*words(code), *objects(code)]:
-        # No bytes, and a last dimension that is doubled where two elements lie in one.
+        # The tensor is empty. A packed dtype stores two elements in one, which doubles the last dimension.
         store(new, dtype, [0, 4])
         packed = str(dtype).lower().endswith(F4_PACKED)
         with ingot.safe_open(new, "np") as file:
@@ -281,7 +281,7 @@ def test_dtypes_know_every_framework_dtype(module: str) -> None:
         if hasattr(framework, OTHERWISE.get((module, code), name))
     }
     if module == "paddle":
-        # It calls bfloat16 so too.
+        # Paddle has bfloat16 under this name too.
         assert code_of(known.pop("U16")) == "BF16"
     assert len(known) > 10
     assert {code: code_of(dtype) for code, dtype in known.items()} == {code: code for code in known}

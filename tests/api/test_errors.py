@@ -1,4 +1,4 @@
-"""The classes of ingot.errors, and what their messages say."""
+"""The classes of ingot.errors, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every dtype of every framework: stored as itself, or refused by its tensor's name, however it is saved."""
+"""Every way to save stores a dtype of any framework unchanged, or rejects it with the tensor's name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("every_dtype.py")
 
-# Each with the package that it is installed by, some dtypes that no file has, and some that files have.
+# For each framework: its package, some of its dtypes that files cannot store, and some that they can.
 FRAMEWORKS = {
     "numpy": (
         "numpy",
@@ -48,7 +48,7 @@ def outcomes(framework: str) -> dict[str, dict[str, str]]:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_save_stores_every_dtype_or_names_the_tensor(framework: str) -> None:
-    """Tried: with the fast way out for all dtypes of torch, `int1` to `uint7` come back as `int8`."""
+    """Fails if all dtypes of torch take the fast path: then `int1` to `uint7` are stored as `int8`."""
     package, lacking, stored = FRAMEWORKS[framework]
     if importlib.util.find_spec(package) is None or importlib.util.find_spec("ml_dtypes") is None:
         pytest.skip(f"{package} or ml_dtypes is not installed")

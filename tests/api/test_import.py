@@ -114,7 +114,7 @@ except (AttributeError, ImportError) as error:
     assert f"pip install 'ingot-tensors[{package}]'" in message
 
 
-# Looks at everything in a module that it says it has.
+# Tools that look at every name that a module lists.
 LOOKS = {
     "help": "import pydoc; answer = len(pydoc.plain(pydoc.render_doc(ingot))) > 1000",
     "star": "names = {}; exec('from ingot import *', names); answer = set(ingot.__all__) <= set(names)",
@@ -161,7 +161,7 @@ answer = [
 
 @pytest.mark.parametrize("look", ["help", "star", "members", "all of dir"])
 def test_inspecting_the_package_imports_no_framework(look: str) -> None:
-    """Each of them takes seconds to import, and some end the process that has imported another."""
+    """A framework takes seconds to import, and some crash a process that has imported another one."""
     # `ingot.convert` computes with numpy.
     known = [name for _, name in PACKAGES if name != "numpy"]
     script = f"import ingot\n{LOOKS[look]}\nanswer = sorted(set({known!r}) & set(sys.modules))"
@@ -224,7 +224,7 @@ def test_version_is_that_of_the_distribution() -> None:
 
 
 ROOT = Path(__file__).parents[2]
-# `convert` requires libraries whose newest versions only are tested.
+# Not `convert`: of its libraries only the newest versions are tested.
 EXTRAS_TRIED = ("numpy", "torch", "jax", "tensorflow", "mlx", "paddle", "cli")
 
 
@@ -237,7 +237,7 @@ def test_distribution_has_the_licences_of_its_parts(installed: Distribution) -> 
     texts = {file.name: file.read_text() for file in installed.files or () if "licenses" in file.parts}
     assert set(texts) == {"LICENSE", "THIRD-PARTY.txt"}
     assert texts["LICENSE"].lstrip().startswith("Apache License")
-    # The strictest requirements: a text for each.
+    # The strictest requirement of each package, as text.
     for name, words in (("ring", "ISC"), ("subtle", "Redistributions in binary"), ("xxhash-rust", "Boost")):
         assert f"\n{name} " in texts["THIRD-PARTY.txt"]
         assert words in texts["THIRD-PARTY.txt"]

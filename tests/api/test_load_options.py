@@ -1,4 +1,4 @@
-"""The options of loading: declared and documented once, shown and kept by every function that takes them."""
+"""The options of loading: declared and documented once, in the signature and the help of every function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_load_options_have_one_description() -> None:
 
 
 def arrays(found: dict[str, Any]) -> dict[str, list[Any]]:
-    """The values of tensors of any framework."""
+    """Return the values of the tensors of any framework."""
     return {
         name: numpy.asarray(tensor.float() if hasattr(tensor, "float") else tensor, "f4").tolist()
         for name, tensor in found.items()
@@ -64,7 +64,7 @@ def arrays(found: dict[str, Any]) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def path(path: Path) -> Path:
-    """A file of two matrices, where there is one to write to."""
+    """Return the path at which `saved` writes a file with two matrices."""
     return path
 
 
@@ -139,7 +139,8 @@ def test_load_model_takes_the_load_options(path: Path) -> None:
         ingot_torch.load_model(Model(), path, expected_sha256="0" * 64)
 
 
-# How `load_file(longest_header=...)` would be added: for each file an anchor line, and the lines before it.
+# The change that would add `load_file(longest_header=...)`: for each file, existing lines and the lines to
+# add before them.
 NEW_OPTION = {
     "typing.py": [
         (

@@ -156,7 +156,7 @@ CALLED = (
     "_write/shards.py",
     "modelspec.py",
 )
-# Calls that make an error, and names of variables with messages.
+# The names of functions that make an error, and of variables that hold a message.
 MAKER = r"Error$|^refused$|^located$"
 PARTS = ("message", "reason", "why", "way_out")
 # An argument with its value, as in `overwrite=True` or `say which by metadata=`.
@@ -164,7 +164,7 @@ NAMED = re.compile(r"(?<![\w`.({])[a-z_]+=(?:True|False|…|\.\.\.|\{|$|[ ,;)])"
 
 
 def messages() -> list[str]:
-    """The texts of all exceptions that are raised there."""
+    """Return the texts of all exceptions that these modules raise."""
     package = Path(ingot.__file__).parent
     paths = [path for name in CALLED for path in (sorted((package / name).rglob("*.py")) or [package / name])]
     found = []

@@ -88,7 +88,7 @@ def test_closed_files_raise_the_documented_exceptions(name: str, path: Path) -> 
     file.close()
     needed = ["a"] if ROWS[name].arguments.split(", ")[0] == "name" else []
     with pytest.raises(ingot.ClosedError) as caught:
-        # The results of some read the file when they are used.
+        # Some methods return an iterator, which reads the file when it is used.
         list(getattr(file, ROWS[name].called.partition(".")[2])(*needed))
     assert caught.value.path == str(path)
 
@@ -104,7 +104,7 @@ PRIVATE = re.compile(r"ingot\.(\w+\.)*_")
 
 
 def named_in(pickled: bytes) -> list[str]:
-    """Every module that loading `pickled` would import."""
+    """Return every module that unpickling `pickled` would import."""
     return [text for _, text, _ in pickletools.genops(pickled) if isinstance(text, str) and "ingot" in text]
 
 

@@ -34,7 +34,7 @@ def digest(data: bytes) -> str:
 
 
 def wheel(path: Path, source: Path, year: int = 2026) -> Path:
-    """A wheel as maturin makes it of the sources in `source`."""
+    """Write a wheel like one that maturin builds from the sources in `source`."""
     members = {
         "ingot/__init__.py": b"",
         "ingot/_native.abi3.so": b"\x7fELF",
@@ -107,7 +107,7 @@ def test_workflow_builds_and_tests_every_wheel() -> None:
     # Windows has another linker there.
     released = [name for name in WHEELS.TARGETS if not name.endswith("-cross")]
     assert "-cross" not in workflow
-    # Once where it is built, and once or more where it is tried.
+    # Each wheel occurs once in the jobs that build, and at least once in the jobs that test.
     assert [name for name in released if f"wheel: {name} }}" not in workflow] == []
     assert [name for name in released if f"wheel: {name}, " not in workflow] == []
 

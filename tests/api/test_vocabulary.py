@@ -22,7 +22,7 @@ WORDS = {
     # Sources and destinations.
     "source": "src file files file_path filepath fname path paths url uri input inputs",
     "destination": "dst dest directory folder out_dir output output_path outfile save_directory fileobj",
-    # How.
+    # Options.
     "progress": "callback on_progress progress_callback show_progress verbose tqdm",
     "threads": "thread num_threads n_threads workers max_workers num_workers concurrency",
     "dtype": "torch_dtype data_type cast_to",
@@ -152,7 +152,7 @@ TENSORS = re.compile(r"\b(torch\.Tensor|jax\.Array|tf\.Tensor|mx\.array|paddle\.
 
 
 class Form(NamedTuple):
-    """How an argument is taken."""
+    """The kind, the default and the annotation of a parameter."""
 
     kind: str
     default: str
@@ -165,7 +165,7 @@ def form(parameter: inspect.Parameter) -> Form:
 
 
 def taken() -> dict[str, dict[str, Form]]:
-    """For each argument how each function takes it."""
+    """Return the form of each argument in each function."""
     found: dict[str, dict[str, Form]] = defaultdict(dict)
     for name, function in FUNCTIONS.items():
         for parameter in parameters(function).values():

@@ -42,9 +42,9 @@ WRONG = {
     "source_format": '"zip"',
     "storage_options": '{"tokn": "x"}',
 }
-# It takes every key of a specification as a keyword.
+# Accepts any keyword, as a key of the specification.
 OPEN = ("ingot.modelspec.metadata",)
-# Each method is called of an object.
+# Classes whose methods are called through an object.
 OBJECTS = ("Checkpoints", "safe_open", "Writer", "PrefetchLoader", "TensorSlice", "View")
 
 

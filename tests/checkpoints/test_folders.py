@@ -370,7 +370,7 @@ def test_save_sets_later_steps_aside_after_falling_back(folder: Path) -> None:
         checkpoints.wait()
         assert checkpoints.steps() == [700, 1000]
         checkpoints.load(700)
-        # Training goes back on purpose.
+        # The caller goes back to an earlier step on purpose.
         with pytest.warns(RuntimeWarning, match="renamed to abandoned-00001000-"):
             checkpoints.save(1000, {**state(1000), "again": True})
     assert ingot.Checkpoints(folder).load()["again"]
@@ -516,7 +516,7 @@ def test_a_background_failure_is_raised_by_the_next_save(folder: Path) -> None:
     with pytest.raises(OSError, match=name(2)):
         checkpoints.save(3, state(3))
     assert not list((folder / name(2)).glob("state-*"))
-    # Once.
+    # The error was raised once; the next save works.
     checkpoints.save(3, state(3))
     with pytest.raises(OSError, match=name(4)), checkpoints:
         fail_in_background(checkpoints, folder, 4)
@@ -560,7 +560,7 @@ def test_the_end_of_the_block_keeps_pending_saves_when_a_signal_interrupts_it(fo
         raise SystemExit(143)
 
     gate = threading.Event()
-    # If the timer of the signal fires too early.
+    # Opens the gate if the signal comes too early to do so.
     backstop = threading.Timer(5, gate.set)
     backstop.start()
     before = signal.signal(signal.SIGALRM, leave)
@@ -713,7 +713,7 @@ def test_a_later_schema_is_refused(folder: Path) -> None:
         with pytest.raises(ingot.CheckpointError, match="update ingot") as raised:
             call()
         assert raised.value.code == "later-checkpoint"
-    # It is not deleted either.
+    # No call deletes it either.
     with ingot.Checkpoints(folder, keep=1) as other:
         other.load(1)
         with pytest.raises(ingot.CheckpointError, match="update ingot"):

@@ -1,4 +1,4 @@
-"""Hostile names and files, wrong arguments, closed pipes: one line that says it, and no traceback."""
+"""Hostile names and files, wrong arguments and closed pipes cause a message of one line and no traceback."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def written(path: Path, header: dict[str, object], data: bytes) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A sound file, an odd one, a truncated one, a sound checkpoint, and a name at which there is nothing."""
+    """Make a valid file, one with a warning, a truncated one and a valid checkpoint, and no `missing` file."""
     sound = save(tmp_path / "sound.safetensors")
     odd = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "extra": 1}}
     odd["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}
@@ -89,7 +89,7 @@ def test_check_json_equals_the_answer_for_each_path(folder: Path) -> None:
     for broken, path in ((cut, "cut.safetensors"), (missing, "missing.safetensors")):
         (error,) = broken["problems"]
         assert (error["kind"], error["where"]) == ("error", path)
-        # The message of the command that checks it alone.
+        # The same message as if this path were checked alone.
         assert run("check", path).err == f"error: {path}: {error['what']}\n"
 
 

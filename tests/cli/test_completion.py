@@ -122,7 +122,7 @@ def test_completion_works_in_bash(folder: Path, line: str, expected: str) -> Non
 
 
 def read_until(terminal: int, text: str, times: int) -> None:
-    """Read the output of a terminal until `text` has occurred so often."""
+    """Read the output of a terminal until `text` has occurred `times` times."""
     shown, end = "", time.monotonic() + 60
     while shown.count(text) < times:
         assert time.monotonic() < end, shown

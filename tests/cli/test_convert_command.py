@@ -1,4 +1,4 @@
-"""``ingot convert``: a door to `ingot.convert`, which tests/convert tries on every format."""
+"""``ingot convert`` calls `ingot.convert`, which tests/convert tests for every format."""
 
 from __future__ import annotations
 

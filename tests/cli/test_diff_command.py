@@ -1,4 +1,4 @@
-"""`ingot diff --values`: numbers as numpy has them, for every dtype and pair of dtypes, in little memory."""
+"""`ingot diff --values` computes the same numbers as NumPy, for every pair of dtypes, in little memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def whole(dtype: Any, seed: int) -> Any:
 
 
 def expected(ours: Any, theirs: Any) -> dict[str, Any]:
-    """The same by numpy, in 64 bits."""
+    """Return the differences as NumPy computes them in 64 bits."""
     one, two = ours.astype(numpy.float64), theirs.astype(numpy.float64)
     apart = one - two
     return {
@@ -166,7 +166,7 @@ def test_diff_compares_a_checkpoint_with_a_file() -> None:
     ingot.split("one.safetensors", "shards", 200_000)
     arrays["layer.7"] = arrays["layer.7"] + 1
     arrays["layer.39"][-1] += 2
-    # In another order than the file of the shards has.
+    # In another order than in the sharded model.
     save(Path("other.safetensors"), {**dict(reversed(arrays.items())), "wide": numpy.zeros(3)})
     found = run("diff", "shards", "other.safetensors", "--values", "--json").json()["values"]
     assert {name: row["different"] for name, row in found.items()} == {"layer.7": 10_007, "layer.39": 1}
@@ -211,7 +211,7 @@ def test_diff_ends_after_ctrl_c(folder: Path) -> None:
     )
     reads = Path(f"/proc/{process.pid}/io")
     until = time.monotonic() + 60
-    # Ctrl-C before it reads would end the start of the program.
+    # A signal before the first read would only interrupt the start of Python.
     while int(reads.read_text().split("rchar:")[1].split()[0]) < 1 << 30:
         assert process.poll() is None
         assert time.monotonic() < until

@@ -1,4 +1,4 @@
-"""``ingot download``: a door to `ingot.download`, which tests/remote tries on every kind of server."""
+"""``ingot download`` calls `ingot.download`, which tests/remote tests with every kind of server."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["safetensors", "bt", "sharded"])
 def model(request: pytest.FixtureRequest, folder: Path) -> Path:
-    """The real model, as one file, in the other format, or as a directory of several."""
+    """Return the real model as one safetensors file, as a .bt file, or as a directory with several files."""
     if request.param == "safetensors":
         return Path(shutil.copy(minilm(), folder / "model.safetensors"))
     if request.param == "bt":
@@ -105,7 +105,7 @@ def test_cat_command(model: Path, expected: dict[str, numpy.ndarray]) -> None:
 def test_hash_and_verify_commands(model: Path) -> None:
     digests = good("hash", model, "-a", "sha256", "--json").json()["hashes"]
     assert len(digests) == (3 if model.is_dir() else 1)
-    # It keeps no digests, so nothing vouches for it.
+    # The model stores no digests, so that it cannot be verified.
     assert run("verify", model).code == 1
 
 

@@ -1,4 +1,4 @@
-"""Failures of every command: the exit status, one line on standard error, and the answer of ``--json``."""
+"""Failures of every command: the exit status, one line on standard error, and the output of ``--json``."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ READING = [words for words in JSON if words != ("credentials",)]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with a truncated header, and some that are in order."""
+    """Make a file with a truncated header, and some valid files."""
     sound = save(tmp_path / "model.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(sound.read_bytes()[:100])
     (tmp_path / "pairs.json").write_text("{}")
@@ -65,7 +65,7 @@ def failure(*words: object) -> dict[str, object]:
     return found
 
 
-# They copy or hash the bytes of any file.
+# Commands that copy or hash any file, whatever its contents.
 WHOLE = {("hash",), ("download",)}
 
 
@@ -123,7 +123,7 @@ def test_commands_exit_with_130_after_ctrl_c() -> None:
     line = command_line("meta", "import", "model.safetensors", "-", "--json")
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(line, env=environment(), text=True, **pipes) as process:
-        # It reads standard input when it has gone through the start of Python.
+        # The command waits for standard input once Python and its modules have started.
         status = Path(f"/proc/{process.pid}/wchan")
         while "pipe" not in status.read_text():
             assert process.poll() is None

@@ -35,7 +35,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 }
 # Their functions return None or a str.
 WITHOUT_RESULT = {"hash", "merge", "rename", "split", "meta set", "meta rm", "meta clean", "modelspec set"}
-# They have no function in Python, or the answer is a part of what several functions return.
+# No Python function returns this output: there is no such function, or it combines several results.
 WITHOUT_FUNCTION = {
     *("cat", "completion", "credentials", "doctor", "export", "info", "layers", "ls", "mem", "params"),
     *("summary", "tree", "view"),

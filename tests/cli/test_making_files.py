@@ -1,4 +1,4 @@
-"""Commands that write: nothing is replaced unasked, a dry run writes nothing, the rest is right."""
+"""Commands that write correct files, replace none without `--overwrite`, and write none in a dry run."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_commands_show_one_bar(words: list[str], tmp_path: Path, monkeypatch: py
 
     @contextmanager
     def recording(progress: Any, title: str) -> Iterator[Any]:
-        # The functions that the command calls report to its bar.
+        # Record the progress that the called functions report.
         if progress is True:
             bars.append(title)
             progress = lambda done, total: told.append((done, total))  # noqa: E731
@@ -257,12 +257,12 @@ def test_merge_reports_a_late_interrupt(folder: Path, late: bool, monkeypatch: p
     real = ingot._write.rearrange.merge
 
     def interrupted(*arguments: object, **options: object) -> None:
-        # A signal that comes while the system renames is heard by Python when that is done.
+        # Python handles a signal that comes during the rename only after the rename.
         if late:
             real(*arguments, **options)
         raise KeyboardInterrupt
 
-    # With the options that the function takes.
+    # The command inspects the signature of the function.
     update_wrapper(interrupted, real)
     monkeypatch.setattr(ingot._write.rearrange, "merge", interrupted)
     for told in ("out", "out"):

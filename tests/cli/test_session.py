@@ -20,7 +20,7 @@ from support.servers import Answer, Handler, Request, Server, serving
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
-# The page shows so many lines from the start and the end of a long answer.
+# The numbers of lines that the page shows from the start and from the end of a long output.
 LONGEST, HEAD, TAIL = 16, 7, 3
 
 
@@ -55,7 +55,7 @@ def printed(session: str, folder: Path, hub: Server) -> str:
 
 def test_session_covers_every_command() -> None:
     shown = set(re.findall(r"^\$ ingot (\w+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    # The page shows the first without its name. The output of the others differs between machines.
+    # The page runs `summary` as `ingot PATH`. The output of the others differs between machines.
     assert set(COMMANDS) - shown == {"summary", "doctor", "completion", "credentials"}
 
 

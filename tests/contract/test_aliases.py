@@ -33,7 +33,7 @@ TENSORS = {
     "same": BASE,
     "scalar": BASE[3, 2],
     "transposed": BASE.t(),
-    # Two rows of three elements that overlap in one.
+    # Two rows of three elements. The last element of one is the first of the other.
     "windows": WINDOWS.unfold(0, 3, 2)[:2],
     "z": WINDOWS,
 }
@@ -58,7 +58,7 @@ def path(folder: Path) -> Path:
 
 @pytest.fixture(params=OPEN)
 def source(request: pytest.FixtureRequest, folder: Path) -> tuple[Any, dict[str, Any]]:
-    """A source, and how it is opened."""
+    """Return a source, and the options to open it."""
     if request.param == "memory":
         return bytearray((folder / "a.safetensors").read_bytes()), {}
     if request.param == "sharded":

@@ -47,7 +47,7 @@ def test_background_save_that_fails_warns_and_is_printed_at_exit(tmp_path: Path)
     ended = run(PROGRAM, tmp_path)
     found = ended.said()
     begun = {name for name, function in public_api().items() if "background" in parameters(function)}
-    # These raise the error at their next save and at their end.
+    # These raise the error at their next save, or when they are closed.
     raising = {"ingot.engines.lightning.CheckpointIO", "ingot.Checkpoints.save"}
     assert found.keys() == begun - raising
     printed = ended.err.splitlines()

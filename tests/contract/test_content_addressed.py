@@ -156,7 +156,7 @@ def cache(tmp_path: Path) -> Iterator[Cache]:
     made.assert_intact()
 
 
-# Every writer with one kind of link, and one writer of each kind with every link.
+# Every writer with a relative link, and one writer of each kind with every other kind of link.
 CASES = [(writer, "relative") for writer in WRITERS]
 CASES += [
     (writer, link) for writer in ("torch", "in_place", "Writer", "convert_to_npz") for link in LINKS[1:]

@@ -1,4 +1,4 @@
-"""The cost of a save does not depend on its directory."""
+"""A save costs the same in a directory with many files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filling a tensor in place is, for autograd, what `copy_` under `torch.no_grad()` is.
+"""Filling a tensor in place has the same effect on autograd as `copy_` under `torch.no_grad()`.
 
 `copy_` itself is the oracle: each kind of destination is filled by it and by each function of ingot, and the
 version counters, the values, the gradients and the errors must agree.
@@ -27,13 +27,13 @@ pytestmark = [
 
 
 class Made(NamedTuple):
-    """A destination, tensors whose version counters are compared, and what follows."""
+    """A destination, tensors whose version counters are compared, and operations around the filling."""
 
     tensor: torch.Tensor
     watched: list[torch.Tensor]
-    # Uses what autograd has saved, or the tangents.
+    # Called after the filling: uses the tensors that autograd has saved, or the tangents.
     after: Callable[[], Any] = lambda: None
-    # Calls a function that fills the tensor.
+    # Calls the function that fills the tensor, maybe in a transform.
     around: Callable[[Callable[[], None]], Any] = lambda fill: fill()
 
 
@@ -227,7 +227,7 @@ WAYS: dict[str, Callable[[Path, torch.Tensor], Any]] = {
     "load_into, converted": lambda path, tensor: ingot.torch.load_into(
         {"w": tensor}, path.with_name("float64.safetensors")
     ),
-    # By torch, piece by piece.
+    # Copied by torch, one piece at a time.
     "load_into, copied": lambda path, tensor: ingot.torch.load_into(
         {"w": tensor}, path.with_name("int32.safetensors")
     ),

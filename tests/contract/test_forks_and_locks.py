@@ -1,4 +1,4 @@
-"""No lock outlives its call, and no child of a fork makes anyone wait."""
+"""Every call releases its locks, and a forked child keeps none of them."""
 
 from __future__ import annotations
 

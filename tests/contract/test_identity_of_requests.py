@@ -140,7 +140,7 @@ ALSO_KNOWN = (
 
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """The server of the environment."""
+    """Run the server that the environment names, which must get no request."""
     with serving(answer) as server:
         for name in ALSO_KNOWN:
             monkeypatch.delenv(name, raising=False)
@@ -157,7 +157,7 @@ Call = Callable[[str, Options, Path], object]
 
 
 def open_and_read(url: str, options: Options, folder: Path) -> None:
-    """Use all ways by which a handle requests something."""
+    """Use all methods of a handle that send requests."""
     with ingot.safe_open(url, "np", storage_options=options) as file:
         assert sorted(file.keys()) == sorted(WEIGHTS)
         file.metadata(), file.shard_metadata(), file.parameter_count()
@@ -173,7 +173,7 @@ def open_and_read(url: str, options: Options, folder: Path) -> None:
 
 
 def look(view: ingot.View) -> None:
-    """Request all that a page can show."""
+    """Request everything that a page of the viewer can show."""
     address = urlsplit(str(view.url))
     headers = {"Authorization": "Bearer " + address.fragment.removeprefix("token=")}
     with view, closing(http.client.HTTPConnection("127.0.0.1", address.port, timeout=60)) as connection:

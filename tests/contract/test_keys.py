@@ -31,7 +31,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sized(nbytes: int) -> list[str]:
-    """Return the names of the tensors that have so many bytes together."""
+    """Return the names of the tensors whose sizes add up to `nbytes`."""
     return [name for rank, name in enumerate(NAMES) if nbytes // 4 >> rank & 1]
 
 
@@ -52,7 +52,7 @@ def load_model(path: Path, **selection: Any) -> list[str]:
     torch = pytest.importorskip("torch")
     import ingot.torch
 
-    # Which of the names its modules could have, it lacks: all that are loaded are unexpected.
+    # The module has no tensors, so that all loaded names are unexpected.
     return ingot.torch.load_model(torch.nn.Identity(), path, strict=False, **selection)[1]
 
 
@@ -142,7 +142,7 @@ SELECTORS: dict[str, tuple[Callable[[], Any], set[str]]] = {
 COMMON = {name: case for name, case in SELECTORS.items() if name != "pattern of everything"}
 
 
-# A rewrite of everything changes nothing.
+# A rewrite that selects everything warns that it changes nothing.
 @pytest.mark.filterwarnings("ignore:rewrite")
 @pytest.mark.parametrize("selector", SELECTORS)
 @pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)

@@ -155,7 +155,7 @@ def load_model(source: Path, out: Path, /, **options: Any) -> None:
     for name, tensor in tensors().items():
         model.register_buffer(name, tensor)
     with warnings.catch_warnings():
-        # With `dtype`, of the conversion back.
+        # With `dtype`, a warning about the conversion back to the module's dtype.
         warnings.simplefilter("ignore", UserWarning)
         ingot.torch.load_model(model, source, **{"strict": False, **options})
 
@@ -373,7 +373,7 @@ def test_options_take_the_same_values_everywhere(
 
 @pytest.mark.parametrize("option", BAD)
 def test_options_reject_the_same_values_everywhere(option: str, tmp_path: Path) -> None:
-    """With the same class, code and words, before a file is opened: the source is not there."""
+    """The errors have the same class, code and words. They come before the (missing) source is opened."""
     source = tmp_path / "nothing.safetensors"
     out = tmp_path / "model.safetensors"
     out.write_bytes(b"as it was")
@@ -503,7 +503,7 @@ class Store:
 
 
 STORE = Store()
-# It is a source, and so is an error about it.
+# `other` is a source, and an error may be about the source.
 SOURCES = {("ingot.view", "other")}
 STRANGE: list[Any] = [5, "x", -1, 10**30, None, object(), True, b"", float("nan"), [5]]
 INTEGERS = {
@@ -517,7 +517,7 @@ INTEGERS = {
     "nbytes",
     "threads",
 }
-# Errors about a value that is right for other files, or on other machines.
+# Errors about a value that would be valid for other files, or on other machines.
 OF_FILES = (
     ingot.ConversionError,
     ingot.DeviceError,

@@ -1,9 +1,9 @@
-"""How many names of parameters a user of the Python API meets, and how many one call has.
+"""Limits for the number of distinct parameter names in the public Python API, and in one function.
 
 The page of names (docs/reference/names.md) once listed 102 distinct names, in functions, methods and classes
-with documented parameters, and `convert` had 18 of them. Nine of the 102 are of torch's and Lightning's
-interfaces, and eight of the constructors of errors and results, which no caller chooses. Without these it
-were 85. So it is counted here.
+with documented parameters, and `convert` had 18 of them. This count leaves out parameters that torch's and
+Lightning's interfaces define (9 of the 102), and those of
+the constructors of errors and results (8), which users do not call. 85 remained.
 """
 
 from __future__ import annotations

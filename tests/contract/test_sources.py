@@ -109,7 +109,7 @@ def source_of(kind: str, folder: Path, closing: ExitStack) -> Any:
 
 
 def known(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """Properties that are the same for one file and for several: not their digests."""
+    """Return the metadata that is equal for one file and for shards: all but the digests."""
     return {key: text for key, text in (metadata or {}).items() if key in METADATA}
 
 
@@ -214,7 +214,7 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.modelspec.read": lambda source, _: ingot.modelspec.read(source),
     "ingot.modelspec.validate": lambda source, _: ingot.modelspec.validate(source),
 }
-#: Readers with an exception for every object and URL.
+#: Functions that accept local paths only.
 OTHERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.warm": lambda source, _: ingot.warm(source),
     "ingot.update_metadata": lambda source, _: ingot.update_metadata(source, {"a": "b"}) and None,

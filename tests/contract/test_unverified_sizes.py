@@ -115,7 +115,7 @@ for number, (kind, value, calls) in enumerate(json.loads(sys.stdin.read())):
 
 
 def outcomes(folder: Path, rows: list[tuple[str, object, list[str]]]) -> list[tuple[str, str, str]]:
-    """Run the calls of all rows in one child. Each has ended, and the child's memory stayed small."""
+    """Run the calls of all rows in one child. Check that each ended and that the child used little memory."""
     child = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(ADDRESSES)],
         input=json.dumps(rows),

@@ -127,7 +127,7 @@ def test_vectors_that_are_rejected_have_tensor_and_numbers(leniency: Any) -> Non
 
 
 def zeros(shape: list[int], dtype: str) -> bytes:
-    """The bytes of a tensor to be written; of one too large for any memory, none."""
+    """Return zeros for a tensor to write, or no bytes if the tensor fits into no memory."""
     bits = 8 if dtype == "BOOL" else int(re.findall(r"\d+", dtype)[0])
     nbytes = prod(shape) * bits // 8
     return bytes(nbytes) if nbytes < 1000 else b""
@@ -194,7 +194,7 @@ def test_format_md_program_reads_accepted_vectors(
     read_header: Callable[[Vector], dict[str, Any]],
 ) -> None:
     for vector in JSON:
-        # FORMAT.md says of this one that the program refuses it.
+        # FORMAT.md states that its program rejects this file.
         if not vector.accepted or vector.name == "unknown-field-twice":
             continue
         found = read_header(vector)

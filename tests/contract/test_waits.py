@@ -1,11 +1,11 @@
 """Every wait of the library ends: soon after an interrupt, and at its deadline.
 
-`WAITS` is the table of all waits. A row makes a peer that stalls or drips, and returns the call that waits.
-Other rooms add their rows here. Each row runs twice: Ctrl-C comes in the middle, and the deadline passes.
+`WAITS` is the table of all waits. A row starts a peer that sends nothing, or one byte at a time, and returns
+the call that waits for it. Each row runs twice: Ctrl-C comes in the middle, and the deadline passes.
 
-On an idle machine a call ends within 100 ms of an interrupt and within 1.1 times its limit. A busy one is
-allowed more: what fails here is a wait without an end. With INGOT_WAITS=measure the tests hold the exact
-bounds; with `-s` they print the measured times.
+On an idle machine a call ends within 100 ms of an interrupt and within 1.1 times its limit. A busy machine
+is allowed more: only a wait without an end fails. With INGOT_WAITS=measure the tests check the exact bounds;
+with `-s` they print the measured times.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Peers:
 
         accepting = threading.Thread(target=accept, daemon=True)
         accepting.start()
-        # A thread that still waits in `accept` takes connections of the next socket with the same number.
+        # A thread left in `accept` would take connections of a later socket with the same descriptor.
         self.ending.callback(accepting.join)
         self.ending.callback(listener.shutdown, socket.SHUT_RDWR)
         return f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/m.safetensors"
@@ -145,7 +145,7 @@ def load(url: str, **options: object) -> Call:
 
 
 def full_backlog(peers: Peers) -> Call:
-    """A host that does not answer."""
+    """A listener with a full backlog, which does not complete a connection."""
     listener = peers.ending.enter_context(socket.socket())
     listener.bind(("127.0.0.1", 0))
     listener.listen(0)
@@ -326,7 +326,7 @@ def another_threads_request(peers: Peers) -> Call:
 
     thread = threading.Thread(target=first)
     thread.start()
-    # It ends once the service does, which it does first.
+    # Callbacks run in reverse order: the service ends, and then this thread.
     peers.ending.callback(thread.join)
     peers.ending.callback(peers.over.set)
     assert asked.wait(30)
@@ -497,7 +497,7 @@ def interrupted_after(call: Call) -> float:
 
     def interrupt() -> None:
         sent.append(time.monotonic())
-        # To this thread: the system may choose any, and one that is not the main thread wakes no other.
+        # The signal is for the main thread: another thread would not interrupt its wait.
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     timer = threading.Timer(LIMIT / 3, interrupt)
@@ -532,7 +532,7 @@ def test_waits_end_at_the_deadline(wait: Wait, peers: Peers) -> None:
     noted(wait.name, "timed out", timed_out_after(wait.prepare(peers)), 1.1 * LIMIT)
 
 
-#: In a network of its own, whose only name server never answers.
+#: Runs in a network namespace whose only name server never answers.
 RESOLVING = """
 import socket, sys
 server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -584,7 +584,7 @@ def test_waits_restart_the_deadline_with_payload(tmp_path: Path) -> None:
     options = {**OPTIONS, "timeout": 1.5 * LIMIT, "stall_timeout": 30}
     with serving(answer) as server:
         begun = time.monotonic()
-        # More than a whole file that is held at once.
+        # The file is larger than one that is kept in memory.
         found = ingot.download(server.url(), tmp_path / "m", storage_options=options)
     assert found.nbytes == len(data)
     assert time.monotonic() - begun > 1.5 * LIMIT

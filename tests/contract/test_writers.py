@@ -108,7 +108,7 @@ class Writer:
         return folder / ("model-00001-of-00002.safetensors" if self.is_directory else MODEL)
 
     def furnish(self, folder: Path) -> Path:
-        """Make a folder that has the old file or the old checkpoint. Returns its path."""
+        """Make a folder that has the old file or the old checkpoint. Return its path."""
         folder.mkdir()
         path = self.path(folder)
         if self.is_directory:
@@ -175,7 +175,7 @@ WRITERS = {
     "meta_export": Writer(lambda path, **options: command("meta", "export", SOURCE, path, **options)),
     "view_html": Writer(lambda path, **options: command("view", "-q", SOURCE, "--html", path, **options)),
 }
-# The output of each, once known.
+# The output of each writer, filled on first use.
 WRITTEN: dict[Writer, bytes] = {}
 
 
@@ -210,7 +210,7 @@ def sources() -> Iterator[None]:
 
 @contextmanager
 def nobody() -> Iterator[None]:
-    """Drop the rights of root, which may write to all files."""
+    """Become an unprivileged user if this is root, which may write to all files."""
     if os.geteuid() != 0:
         yield
         return
@@ -221,7 +221,7 @@ def nobody() -> Iterator[None]:
     finally:
         os.seteuid(0)
         os.setegid(0)
-        # The system clears this flag together with the rights, which makes /proc/self inaccessible.
+        # A change of the user clears the flag "dumpable", without which /proc/self is inaccessible.
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 
 
