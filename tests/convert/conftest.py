@@ -15,7 +15,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 class Payload:
-    """Pickles as a call that leaves a mark."""
+    """An object whose pickle contains a call. The call writes a mark, by which the test detects it."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark

@@ -87,7 +87,7 @@ def test_convert_reads_bfloat16_of_npz(save: Any) -> None:
     for name, expected in (("half", half), ("turned", half.T), ("fives", fives)):
         assert found[name].dtype == expected.dtype
         numpy.testing.assert_array_equal(found[name].astype("f4"), expected.astype("f4"))
-    # One byte may be one of several floats or an integer, and NumPy's void is no number.
+    # A void of one byte may be any of several floats or an integer, and a larger void is no number.
     assert {(one.name, one.value) for one in report.left_out} == {("fours.npy", "<V1"), ("void.npy", "|V2")}
     numpy.save("in.npy", half)
     ingot.convert("in.npy", "lone.safetensors")
@@ -233,5 +233,5 @@ def test_convert_reads_the_archive_directory_once(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(zipfile.ZipFile, "__init__", counted)
     report = ingot.convert(tmp_path / "in.npz", tmp_path / "out.safetensors")
     assert report.tensors == count
-    # Not once for each member.
+    # The archive is not opened again for each member.
     assert len(archives) < 10

@@ -1,4 +1,4 @@
-"""Files that a conversion writes, and files that it leaves alone."""
+"""Files that a conversion writes, and files that it must not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of what TensorFlow, Keras, PaddlePaddle and flax wrote. For `make test-frameworks`."""
+"""Conversion of files that TensorFlow, Keras, PaddlePaddle and flax wrote. For `make test-frameworks`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def imported(package: str) -> ModuleType | None:
         return importlib.import_module(package)
 
 
-# In this order: paddle ends the process that has imported tensorflow before.
+# In this order: paddle crashes in a process that has imported tensorflow before.
 paddle = imported("paddle")
 tensorflow = imported("tensorflow")
 keras = imported("keras")
@@ -153,7 +153,7 @@ def test_convert_reads_weights_of_keras(name: str) -> None:
 def test_convert_reads_what_flax_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     import jax
 
-    # Arrays above this are cut, which is 1 GiB otherwise.
+    # flax splits arrays above this size into chunks. The default is 1 GiB.
     monkeypatch.setattr(flax, "MAX_CHUNK_SIZE", 1000)
     tree = {
         "params": {

@@ -1,9 +1,10 @@
 """Random files of every format, with tensors in every place that the format has.
 
-Each tensor is converted with equal values, or listed, or named by the error of a conversion that chooses it.
+Each tensor is converted with equal values, or listed as left out. In the second case an error names it
+if a conversion selects it.
 The libraries of the formats write the files.
 
-`INGOT_CONVERSIONS` says how many files; `make nightly` makes more.
+`INGOT_CONVERSIONS` sets the number of files; `make nightly` makes more.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ def as_pickle(chance: random.Random) -> Source:
 
 
 class Reduced:
-    """Pickles as paddle's tensors do."""
+    """An object that is pickled like a tensor of paddle."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.reduced = call, arguments
@@ -245,7 +246,7 @@ class Reduced:
 
 
 def as_paddle(chance: random.Random) -> Source:
-    """As `paddle.save` writes: a table of names, or tensors by the way that they are pickled."""
+    """Return a file like one of `paddle.save`: arrays with a table of their names, or pickled tensors."""
     arrays = named(chance, lambda: array(chance, ("<f4", "<i8", "<u2", "<f2", "?")))
     halves = {key: one for key, one in arrays.items() if one.dtype == numpy.uint16}
     source = Source(
@@ -355,7 +356,7 @@ ONNX = (
 
 
 class OnnxModel:
-    """A model that is made, with tensors in all places that have some."""
+    """A model that is built step by step, with tensors in all places that may hold one."""
 
     def __init__(self, chance: random.Random, source: Source) -> None:
         self.chance, self.source, self.number = chance, source, 0
@@ -509,7 +510,7 @@ MAKERS = (
 
 
 def lost(source: Source, found: dict[str, Array], report: ingot.Conversion) -> list[str]:
-    """Return the tensors that are lost, wrong or made up."""
+    """Return the tensors that are lost or wrong, or that the source does not have."""
     faults = [f"{key} is not listed" for key in source.listed - {one.name for one in report.left_out}]
     faults += [f"{key} was made up" for key in found.keys() - source.tensors.keys()]
     for key, expected in source.tensors.items():
@@ -524,7 +525,7 @@ def lost(source: Source, found: dict[str, Array], report: ingot.Conversion) -> l
 
 
 def converted(seed: int) -> list[str]:
-    """Return the fault in the conversion of the file of this number."""
+    """Return the faults in the conversion of the file of this seed."""
     chance = random.Random(seed)
     source = MAKERS[seed % len(MAKERS)](chance)
     out = Path(tempfile.mkdtemp(dir=".")) / "out.safetensors"

@@ -134,7 +134,7 @@ def test_convert_reads_bfloat16_as_keras_stores_it(
     name: str, method: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = keras_file("in.keras", method)
-    # Temporary files belong to where the new file will be.
+    # Temporary files must be beside the new file, not in the system's folder.
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     report = ingot.convert(name, "out.safetensors")
     found = load_file("out.safetensors")
@@ -376,7 +376,7 @@ def test_convert_rejects_a_shape_that_no_array_has() -> None:
     rows, columns = (size.to_bytes(8, "little") for size in WEIGHT.shape)
     assert data.count(columns + rows) == 2
     changed = data.replace(columns + rows, (1 << 62).to_bytes(8, "little") + bytes(8))
-    # Without the values, which no tensor has now.
+    # Cut off the values: both tensors are empty after this change.
     Path("changed.gguf").write_bytes(changed[: -WEIGHT.nbytes // 2])
     with raises(ingot.ConversionError, r"changed.gguf: tensor `plain`: .*overflows", code="size-overflow"):
         ingot.convert("changed.gguf", "out.safetensors")

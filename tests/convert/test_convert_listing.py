@@ -108,7 +108,7 @@ def as_onnx(weight: Array) -> str:
 
 def as_onnx_with_data(weight: Array) -> str:
     made = model(numpy_helper.from_array(weight, "w"))
-    # The data is appended to an existing file.
+    # `onnx.save` would append to an existing file.
     Path("data.bin").unlink(missing_ok=True)
     onnx.save(made, "beside.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)
     return "beside.onnx"

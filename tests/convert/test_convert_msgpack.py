@@ -1,4 +1,4 @@
-"""The reading of flax's msgpack files, without flax: test_convert_frameworks.py has files that it wrote."""
+"""Conversion of flax's msgpack files, without flax. test_convert_frameworks.py has files of flax."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Files of the formats that ingot parses itself, with randomly changed bytes.
 
-They are converted to what NumPy, msgpack or torch reads in them, or refused with one error; nothing is left.
+Each file is converted to the values that NumPy, msgpack or torch reads, or rejected with one error and no
+output.
 
-`INGOT_FILES` says how many of each format; `make nightly` tries more.
+`INGOT_FILES` sets the number of files of each format; `make nightly` tries more.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from support.record import note
 
 pytestmark = pytest.mark.slow
 
-# So many of each format; a test takes no longer than the time that it has on a busy machine.
+# Files of each format, and files of one test: each test must end in time on a busy machine.
 FILES = int(os.environ.get("INGOT_FILES", "1500"))
 FILES_OF_ONE_TEST = 500
 WEIGHT = numpy.arange(24, dtype=numpy.float32).reshape(4, 6)
@@ -135,7 +136,7 @@ def as_msgpack_reads_it(data: bytes, found: dict[str, Any]) -> None:
     stream = Stream("x", io.BytesIO(data), end=len(data), has_spans=False)
     mine = our_msgpack.load(stream, Budget("x", limits(len(data), None)))
     if "kind=-1," in repr(mine):
-        # They make times of such extensions, or refuse them; ours are left out.
+        # msgpack decodes extension -1 as a time, or rejects it. ingot leaves it out.
         return
     theirs = msgpack.unpackb(data, strict_map_key=False, ext_hook=our_msgpack.Extension)
     # NaN differs from itself.
@@ -172,7 +173,7 @@ def converted(name: str, data: bytes) -> bool:
         ingot.convert(name, out, overwrite=True)
     except (ingot.ConversionError, ingot.SaveError) as error:
         said = str(error)
-        # A limit of the new file is an error about that file.
+        # An error about a limit of the new file names the new file.
         about = name if isinstance(error, ingot.ConversionError) else out.name
         assert about in said
         assert "Cc" not in map(unicodedata.category, said), repr(said)

@@ -1,6 +1,6 @@
-"""The reading of PaddlePaddle's pickles, without PaddlePaddle: it writes NumPy's arrays in them.
+"""Conversion of PaddlePaddle's pickles, which contain NumPy's arrays, without PaddlePaddle.
 
-test_convert_frameworks.py has files that PaddlePaddle itself wrote.
+test_convert_frameworks.py tests files that PaddlePaddle wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WEIGHT = numpy.arange(40_000, dtype=numpy.float32).reshape(100, 400)
 
 
 class Named:
-    """Pickles as paddle's tensors do."""
+    """An object that is pickled like a tensor of paddle."""
 
     def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
         self.reduced = call, arguments

@@ -55,7 +55,7 @@ PYTHON_2 = (
 
 
 def as_python_2(data: bytes) -> bytes:
-    """The pickle with text as Python 2 has it: as bytes in UTF-8."""
+    """Return a pickle whose strings are those of Python 2: bytes in UTF-8."""
     out = b""
     operations = list(pickletools.genops(data))
     ends = [position or 0 for _, _, position in operations[1:]] + [len(data)]
@@ -252,7 +252,7 @@ def test_convert_rejects_bytes_after_the_first_record(write: Callable[[Any], Non
 
 
 def test_convert_rejects_pickles_that_copy_the_top_of_the_stack() -> None:
-    """No pickler writes this opcode: 5 million of them were followed for seconds."""
+    """No pickler writes this opcode. To execute 5 million of them would take seconds."""
     for count in (1, 5_000_000):
         Path("w.pdparams").write_bytes(b"\x80\x02N" + pickle.DUP * count + b".")
         with pytest.raises(ingot.ConversionError, match="an object that is not a tensor is refused"):
@@ -269,13 +269,13 @@ def archive(**members: bytes) -> bytes:
 
 
 def place_of_directory(data: bytes) -> int:
-    """The position of the directory of an archive, by the record at its end."""
+    """Return the position of an archive's directory, which the record at its end states."""
     (position,) = struct.unpack_from("<L", data, data.rindex(b"PK\5\6") + 16)
     return int(position)
 
 
 def shifted(inner: bytes, outer: bytes) -> bytes:
-    """An archive behind another one. The record at the end points to the directory of the first.
+    """Return an archive after another one. The record at the end points to the directory of the first.
 
     Some readers trust that position; others look for the directory in front of the record.
     """
@@ -284,7 +284,7 @@ def shifted(inner: bytes, outer: bytes) -> bytes:
 
 
 def moved(inner: bytes, outer: bytes) -> bytes:
-    """An archive behind another one, with positions that count from the begin of the file."""
+    """Return an archive after another one, with positions counted from the start of the file."""
     end, at = outer.rindex(b"PK\5\6"), place_of_directory(outer)
     data = bytearray(outer)
     struct.pack_into("<L", data, end + 16, at + len(inner))
@@ -296,12 +296,12 @@ def moved(inner: bytes, outer: bytes) -> bytes:
 
 
 def behind(inner: bytes, outer: bytes) -> bytes:
-    """An archive behind another one, unchanged."""
+    """Return an archive after another one, unchanged."""
     return inner + outer
 
 
 def followed(inner: bytes, outer: bytes) -> bytes:
-    """An archive with bytes behind it."""
+    """Return an archive that is followed by other bytes."""
     return inner + b"more"
 
 
@@ -320,7 +320,7 @@ def text(word: str) -> bytes:
 
 
 def torch_files(pickled: bytes) -> dict[str, bytes]:
-    """The pickle in an archive, in a packed one, and in a file from before there were archives."""
+    """Return the pickle as torch files: in an archive, in a compressed one, and in the older format."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as made:
         for name, data in {"data.pkl": pickled, "byteorder": b"little"}.items():
@@ -337,7 +337,7 @@ def torch_files(pickled: bytes) -> dict[str, bytes]:
 
 
 STORAGE = b"(X\7\0\0\0storagectorch\nFloatStorage\nX\1\0\0\0zX\3\0\0\0cpuM\xff\x0ftQ"
-# Calls that `torch.load` admits, and that make tensors of memory which no file has.
+# Calls that `torch.load` permits, and that allocate tensors whose values are not in the file.
 NOT_OF_THE_FILE = {
     "tensor": b"ctorch\nFloatTensor\n(J\xb0\x36\0\0tR",
     "object": b"ctorch\nFloatTensor\n(J\xb0\x36\0\0t\x81",
@@ -399,7 +399,7 @@ SHARED = [str(number) for number in range(1000)]
 
 
 class AsSet:
-    """Pickles as a set of the shared list, which the file has once."""
+    """An object that is pickled as a call of `set` with the shared list. The file contains that list once."""
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return set, (SHARED,)

@@ -31,7 +31,7 @@ def saved(state: object, path: str, *, legacy: bool = False) -> str:
 
 
 def repacked(path: str, out: str, method: int = zipfile.ZIP_STORED, **changed: bytes) -> str:
-    """The archive with other members, or packed."""
+    """Write the archive again with changed members, or compressed, and return its path."""
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(out, "w", method) as new:
         for info in old.infolist():
             data = changed.get(info.filename.rpartition("/")[2].replace(".", "_"), old.read(info))
@@ -175,7 +175,7 @@ def test_convert_names_a_storage_that_is_too_short() -> None:
 
 
 def test_convert_names_a_storage_that_is_not_listed() -> None:
-    """torch fills only the storages in the list at the end. The others have uninitialised memory."""
+    """torch reads only the storages in the list at the end. All others are uninitialised memory."""
     torch.save({"weight": WEIGHT}, "old.pt", _use_new_zipfile_serialization=False)
     data = Path("old.pt").read_bytes()
     at = data.rindex(b"\x80\x02]q")

@@ -1,7 +1,7 @@
-"""A device that torch knows by a backend made in Python: `torch.device("far")`.
+"""The device `torch.device("far")`, which a backend in Python provides.
 
-Its memory is the host's, and every copy to and from it is counted. The way to make such a backend is
-experimental in torch, and is used here alone.
+Its memory is host memory, and every copy to and from it is counted. torch's interface for such backends is
+experimental; only this module uses it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EXTENSION = 12
 
 #: Bytes of each copy, to the device and from it.
 copies: dict[str, list[int]] = {"in": [], "out": []}
-#: Bytes that are allocated, by their address; how many there were at most; and how many there may be.
+#: The allocated bytes by address, their largest sum so far, and the limit of `limited`.
 allocated: dict[int, int] = {}
 most: list[int] = [0]
 room: list[int] = []
@@ -40,7 +40,7 @@ class Limit(RuntimeError):
 
 @contextmanager
 def counted() -> Iterator[dict[str, list[int]]]:
-    """The copies that are made within."""
+    """Yield the copies that the block makes."""
     for sizes in copies.values():
         sizes.clear()
     most[0] = sum(allocated.values())
@@ -49,7 +49,7 @@ def counted() -> Iterator[dict[str, list[int]]]:
 
 @contextmanager
 def limited(nbytes: int) -> Iterator[None]:
-    """A device with so much memory left."""
+    """Limit the memory of the device to `nbytes` more."""
     room.append(sum(allocated.values()) + nbytes)
     try:
         yield
@@ -69,11 +69,11 @@ def _let_go(managed: Any) -> None:
 
 
 def _over(owner: Any, start: int, dtype: Any, shape: Any, strides: Any) -> Any:
-    """A tensor of the device over memory that `owner` keeps."""
+    """Return a tensor of the device on memory that `owner` keeps alive."""
     bits = 8 * dtype.itemsize
     sizes = (ctypes.c_int64 * max(len(shape), 1))(*shape)
     steps = (ctypes.c_int64 * max(len(shape), 1))(*strides)
-    # Bytes of the same size, which get the dtype.
+    # An element type of the same size: the tensor is viewed in its own dtype later.
     unit = Unit(0, bits, 1) if bits <= 64 else Unit(5, bits, 1)
     shown = Shown(start, Device(EXTENSION, 0), len(shape), unit, sizes, steps, 0)
     managed = Managed(shown, None, _let_go)
@@ -95,7 +95,7 @@ def _allocate(shape: Any, strides: Any, dtype: Any) -> Any:
 
 
 def host(tensor: Any) -> Any:
-    """A tensor of the host on the same memory."""
+    """Return a CPU tensor on the same memory."""
     if tensor.device.type != "far":
         return tensor
     if not tensor.numel():
@@ -115,10 +115,10 @@ def _dense(shape: Any) -> list[int]:
 
 
 class _Module(registration._DummyBackendModule):  # type: ignore[misc, name-defined]
-    """torch's warning about the backend, for the rest of the process."""
+    """The module that torch requires for a backend."""
 
     def is_available(self) -> bool:
-        # Otherwise code that uses any available device of torch takes this one, and needs its streams.
+        # If this were True, code that uses any available device would use this one, and need its streams.
         return False
 
 

@@ -1,8 +1,8 @@
-"""A GPU that is not there, and a framework whose tensors lie on it.
+"""A simulated GPU, and a framework with tensors on it.
 
-The driver is the workspace's `fake-cuda`: it does as late as the real one may what the real one does at any
-time. The framework allocates by it, as torch does by its caching allocator, and its tensors are what DLPack
-says of them.
+The driver is `fake-cuda` of this workspace. It runs queued work as late as the real driver may run it. The
+framework allocates through the driver, as torch does through its caching allocator, and describes its tensors
+by DLPack.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UNITS = {
 
 @cache
 def built() -> Path:
-    """The library, built."""
+    """Build the library, and return its path."""
     # In a folder of its own, so that a parallel build does not replace it.
     target = ROOT / "target" / "simulator"
     command = ["cargo", "build", "--locked", "--package=fake-cuda", "--message-format=json"]
@@ -69,7 +69,7 @@ def built() -> Path:
     return next(Path(file) for file in files if file.endswith((".so", ".dylib", ".dll")))
 
 
-#: In the order of the driver.
+#: The counters in the order in which the driver returns them.
 COUNTERS = (
     *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "records", "copies"),
     *(
@@ -88,7 +88,7 @@ COUNTERS = (
 
 
 def _read(path: Path) -> str:
-    """The text of a file, empty where it has gone."""
+    """Return the text of a file, or an empty one if the file is gone."""
     try:
         return path.read_text()
     except OSError:
@@ -140,7 +140,7 @@ def capsule_of(managed: Managed) -> Any:
 
 
 class Array:
-    """A tensor on the device. Its memory goes back when it goes."""
+    """A tensor on the device. Its memory is freed when the object is deleted."""
 
     def __init__(self, gpus: Gpus, code: str, shape: tuple[int, ...], ordinal: int, address: int) -> None:
         self.gpus, self.code, self.shape, self.ordinal, self.address = gpus, code, shape, ordinal, address
@@ -152,7 +152,7 @@ class Array:
         if self.managed is not None:
             self.managed.contents.deleter(self.managed)
         elif self.is_allocated and not self.gpus.is_lost:
-            # In the order of the caller's stream, as an allocator does.
+            # Freed in the order of the caller's stream, as an allocator does.
             given = None, ctypes.c_size_t(self.ordinal), ctypes.c_uint64(self.address)
             assert self.gpus.library.fake_cuda_free_in_order(*given) == 0
 
@@ -176,7 +176,7 @@ class Gpus:
         self.library.fake_cuda_pin_limit.argtypes = (ctypes.c_size_t,)
         self.library.fake_cuda_attribute.argtypes = (ctypes.c_size_t, ctypes.c_int, ctypes.c_int)
         self.library.fake_cuda_reset(ctypes.c_uint64(seed), ctypes.c_size_t(devices))
-        # A framework has started the driver by the time that it has a tensor.
+        # ingot may assume that the framework has initialised the driver.
         assert self.library.cuInit(0) == 0
         self.gpus = [
             _native.Gpu(lambda ordinal=ordinal: (ordinal, ordinal, 0), self._allocate, driver=self.path)
@@ -233,7 +233,7 @@ class Gpus:
         return array
 
     def finish(self, ordinal: int) -> None:
-        """Wait until all is done that is queued on the default stream of a device."""
+        """Wait until all work on the default stream of a device is done."""
         context = ctypes.c_void_p()
         assert self.library.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal) == 0
         assert self.library.cuCtxSetCurrent(context) == 0
@@ -252,7 +252,7 @@ class Gpus:
         """A tensor with these values."""
         code = next(code for code, dtype in KINDS.items() if np.dtype(dtype) == values.dtype)
         ((array, _),) = self._allocate(ordinal, [(code, values.shape)])
-        # Its previous owner has finished with it.
+        # Wait for the pending write of the previous owner.
         self.finish(ordinal)
         stored = values.tobytes()
         assert self.library.fake_cuda_write(
@@ -281,12 +281,12 @@ class Gpus:
         return code
 
     def busy(self, ordinal: int, is_busy: bool) -> None:
-        """Begin or end a kernel on the default stream of a device that runs until it is ended."""
+        """Begin or end a kernel on the default stream of a device. It runs until a call ends it."""
         given = None, ctypes.c_size_t(ordinal), ctypes.c_bool(is_busy)
         assert self.library.fake_cuda_busy(*given) == 0
 
     def wait_for_copies(self, count: int) -> None:
-        """Wait until so many copies were queued."""
+        """Wait until `count` copies were queued."""
         deadline = time.monotonic() + 20
         while self.counted()["copies"] < count:
             assert time.monotonic() < deadline
@@ -304,7 +304,7 @@ class Gpus:
         while time.monotonic() < deadline:
             _native.release_pinned()
             threads = [Path(f"/proc/self/task/{task}/comm") for task in os.listdir("/proc/self/task")]
-            # One that has just begun has not got its name yet, and has not given back anything either.
+            # A thread that has just begun has no name yet. Then `pinned` is not 0 either.
             is_back = self.is_lost or self.counted()["pinned"] == 0
             if is_back and not any("ingot-pinned" in _read(name) for name in threads):
                 return
@@ -316,9 +316,9 @@ class Gpus:
         return None if device in (None, "cpu") else self.gpus[int(device)]
 
     def module(self) -> ModuleType:
-        """The module that serves the framework."""
+        """Return a module like `ingot.torch` for the framework."""
         module: Any = ModuleType("ingot.simulated")
-        # It has no index of its own.
+        # The framework has no function that indexes its tensors.
         unused: Any = None
         whole: Any = Whole(self.wrap, self.mover, unused, self.payload)
         module.wrap, module.mover, module.at = self.wrap, self.mover, unused

@@ -1,8 +1,8 @@
-"""Streams, events and pinned memory that keep the word of torch's, and no more of it.
+"""Streams, events and pinned memory that guarantee only what torch documents.
 
-A copy spoils its destination at once, and reads its source when its turn comes: when the program waits for
-it, or earlier if the seed says so. Freed pinned memory is spoilt. A program that uses either
-too early reads wrong bytes, even if a real device would have been fast enough.
+A copy overwrites its destination with wrong bytes at once. It copies the right ones when the program waits
+for it, or earlier, as the seed decides. Freed pinned memory is overwritten. So a program that uses memory too
+early reads wrong bytes, even if a real device would have been fast enough.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Event:
 
 
 class Streams(Link):
-    """A device with two streams: the one that is current for callers, and the one aside."""
+    """A device with two streams: the current stream of callers, and a second one for copies."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(torch.device("far", 0))
@@ -46,9 +46,9 @@ class Streams(Link):
         self._queues: list[deque[Callable[[], bool]]] = [deque(), deque()]
         self._lock = threading.RLock()
         self._own = threading.local()
-        #: Bytes that are pinned now, and were at most; and how often the host waited.
+        #: The pinned bytes now and at most, and the number of times that the host waited.
         self.pinned = self.most_pinned = self.waits = 0
-        #: How many bytes more can be pinned.
+        #: The number of bytes that can still be pinned.
         self.room: int | None = None
 
     def memory(self, nbytes: int) -> torch.Tensor:
@@ -65,7 +65,7 @@ class Streams(Link):
     def _free(self, real: Any, nbytes: int) -> None:
         ctypes.memset(real, _GONE, len(real))
         self.pinned -= nbytes
-        # Kept for good, since freed memory is soon reused.
+        # Never freed, since the allocator would reuse the memory.
         _freed.append(real)
 
     def copy(self, into: torch.Tensor, values: torch.Tensor) -> None:
@@ -112,7 +112,7 @@ class Streams(Link):
                 self._step()
 
     def _step(self) -> bool:
-        """Do the next of some stream; False where all of them wait."""
+        """Run the next operation of some stream. Return False if every stream waits or is empty."""
         for number in self._random.sample(range(2), 2):
             queue = self._queues[number]
             if queue and queue[0]():
@@ -127,7 +127,7 @@ class Streams(Link):
                 assert self._step(), "an event that is never recorded is waited for"
 
     def finish(self) -> None:
-        """The tensors as the caller's next operation finds them."""
+        """Run the operations that the caller's next operation would wait for."""
         self.run(self.mark())
 
 
@@ -135,7 +135,7 @@ _freed: list[Any] = []
 
 
 def _shadow(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor on the same memory that does not keep it."""
+    """Return a tensor on the same memory that does not keep the memory alive."""
     if not tensor.numel():
         return tensor
     elements = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

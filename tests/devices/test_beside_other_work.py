@@ -94,7 +94,7 @@ def kernel(gpus: Gpus) -> Iterator[None]:
 
 
 class TestInterrupt:
-    """A call that waits for a kernel of the caller's hears Ctrl-C."""
+    """Ctrl-C interrupts a call that waits for a kernel of the caller."""
 
     def interrupted(self, call: Callable[[], object]) -> float:
         """Return the seconds from an interrupt to the end of a loop that makes `call`."""
@@ -167,7 +167,7 @@ def test_load_file_works_after_a_device_was_reset(framework: ModuleType, gpus: G
         found = framework.load_file(path, 0)
         assert all_same(found)
         for tensor in found.values():
-            # Gone with the device.
+            # The reset of the device frees the memory of device 0.
             tensor.is_allocated = ordinal != 0
         del found, tensor
         assert gpus.library.fake_cuda_device_reset(ctypes.c_size_t(ordinal)) == 0
@@ -213,10 +213,10 @@ def test_prefetch_keeps_its_device_when_another_one_becomes_current(gpus: Gpus, 
 
 
 class TestFork:
-    """A child has the locks as they were, and no thread that opens them."""
+    """A forked child inherits the state of all locks, but not the threads that would release them."""
 
     def in_child(self, call: Callable[[], object]) -> None:
-        """Call in the child of a fork, which ends within some seconds."""
+        """Run `call` in a forked child, and check that the child ends within some seconds."""
         child = os.fork()
         if child == 0:
             try:
@@ -237,7 +237,7 @@ class TestFork:
 
     @pytest.mark.parametrize("call", [_native.release_pinned, _native.why_pageable])
     def test_child_takes_no_driver_lock(self, tmp_path: Path, path: Path, call: Callable[[], object]) -> None:
-        # Loading a pipe as a library blocks until the pipe is written to, with the lock of all drivers held.
+        # Loading a FIFO as the driver's library blocks, and meanwhile holds the lock for all drivers.
         pipe = tmp_path / "driver"
         os.mkfifo(pipe)
         gpu = _native.Gpu(lambda: (0, None, 0), lambda stream, wanted: [], driver=pipe)

@@ -1,4 +1,4 @@
-"""A device that torch reaches and the extension module does not: loading onto it in every way, and saving."""
+"""Loading onto, and saving from, a device that only torch can access, not the extension module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TENSORS: dict[str, Any] = {
     "scale": torch.arange(3, dtype=torch.uint8).view(torch.float8_e8m0fnu),
     "fourth": torch.arange(6, dtype=torch.uint8).view(2, 3).view(torch.float4_e2m1fn_x2),
     "long": torch.arange(7),
-    # Several pieces, cut along one dimension, along two, and inside of rows.
+    # Tensors of several pieces, which are cut along one dimension, along two, and within rows.
     "matrix": random(300, 20),
     "deep": random(3, 40, 50),
     "wide": random(2, 3000),
@@ -96,7 +96,7 @@ def test_load_file_groups_small_tensors(tmp_path: Path, monkeypatch: pytest.Monk
     fill = _filling.fill
     monkeypatch.setattr(_filling, "fill", lambda *given: calls.append(1) or fill(*given))
     assert all_same(framework.load_file(tmp_path / "many", "far"), many)
-    # One at each multiple of 64 bytes.
+    # Each tensor takes a multiple of 64 bytes.
     assert len(calls) == -(-500 * 64 // PIECE_NBYTES)
 
 
@@ -128,7 +128,7 @@ def test_load_file_combines_options(path: Path, backend: str) -> None:
         ("scalar", ()),
         ("scalar", None),
         ("fourth", (slice(None), slice(2, 6))),
-        # Indices of the framework only: ingot reads the whole, and torch indexes it.
+        # Indices that only torch supports: ingot reads the whole tensor, and torch indexes it.
         ("matrix", torch.tensor([5, 3])),
         ("matrix", ([1, 2], [3, 4])),
     ],
@@ -136,7 +136,7 @@ def test_load_file_combines_options(path: Path, backend: str) -> None:
 def test_get_slice_equals_the_framework(path: Path, backend: str, name: str, index: Any) -> None:
     expected = ingot.safe_open(path, "pt").get_slice(name)[index]
     found = framework.load_file(path, "far", backend=backend, slices={name: index})[name]
-    # None selects everything, as between brackets.
+    # The index None means the same in `slices` as in brackets.
     assert same(found, expected)
     with ingot.safe_open(path, "pt", "far", backend=backend) as file:
         assert same(file.get_slice(name)[index], expected)
@@ -184,7 +184,7 @@ def test_load_file_widens_on_the_device_and_narrows_on_the_host(path: Path) -> N
     assert all_same(found, {name: tensor.float() for name, tensor in floats.items()})
     with far.counted() as copies:
         found = framework.load_file(path, "far", keys=list(floats), dtype="BF16")
-        # The smallest are widened on the device also when the others are narrowed.
+        # 8-bit floats are widened on the device, while larger ones are narrowed on the host.
         assert sum(copies["in"]) == 2 * 33 * 5 + 40 + 2 * 300 * 20
     assert all_same(found, {name: tensor.bfloat16() for name, tensor in floats.items()})
 

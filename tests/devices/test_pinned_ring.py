@@ -1,4 +1,4 @@
-"""The order of copies to and from devices, on streams that do everything as late as they may."""
+"""The order of copies to and from devices, on streams that run operations as late as allowed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def all_same(found: dict[str, Any], streams: Streams) -> bool:
 
 
 def corrupted(path: Path, make: Make) -> int:
-    """Return for how many seeds a load has wrong bytes."""
+    """Return the number of seeds with which a load has wrong bytes."""
     count = 0
     for seed in SEEDS:
         streams = make(seed)
@@ -109,11 +109,11 @@ def test_load_file_pins_two_pieces_and_frees_them(path: Path, make: Make) -> Non
     found = framework.load_file(path, "far")
     assert streams.most_pinned == _link.RING * 2048
     assert streams.pinned == 0
-    # One for each piece that is used again, and one at the end.
+    # One wait for each slot that is used again, and one at the end.
     total = sum(tensor.nbytes for tensor in TENSORS.values())
     assert streams.waits <= 1.2 * total / 2048
     del found
-    # A small one needs no more than it is.
+    # A small tensor pins no more bytes than it has.
     with ingot.safe_open(path, "pt", "far") as file:
         streams.most_pinned = 0
         file["scalar"]
@@ -156,7 +156,7 @@ def test_save_file_follows_the_callers_stream(tmp_path: Path, make: Make, backgr
 
 @pytest.fixture
 def group() -> Iterator[Any]:
-    """A process group of this process alone."""
+    """Make a process group of this process alone."""
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield torch.distributed.group.WORLD
     torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Tensors that are saved from a GPU: every way of saving, on a simulated driver."""
+"""Every way to save tensors from a GPU, on a simulated driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ON_DEVICES = sum(values.nbytes for name, values in VALUES.items() if name != "sm
 
 @pytest.fixture
 def tensors(gpus: Gpus) -> dict[str, Any]:
-    """On two devices, and one on the host."""
+    """Return tensors on two devices, and one on the host."""
     found = {name: gpus.array(values, ordinal=len(name) % 2) for name, values in VALUES.items()}
     return {**found, "small": VALUES["small"]}
 
@@ -90,7 +90,7 @@ def test_save_file_waits_for_the_stream(framework: ModuleType, gpus: Gpus, tmp_p
     for byte in range(9):
         gpus.fill(step, byte)
     framework.save_file({"step": step}, tmp_path / "t")
-    # The next step changes nothing of it.
+    # A later change of the tensor does not change the file.
     gpus.fill(step, 99)
     assert right(tmp_path / "t", {"step": np.full(VALUES["matrix"].nbytes, 8, "u1")})
 

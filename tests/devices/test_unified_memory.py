@@ -1,4 +1,4 @@
-"""GPUs whose memory is the host's: no second copy of a file that is loaded stays in the page cache."""
+"""GPUs that share memory with the host: no second copy of a loaded file stays in the page cache."""
 
 from __future__ import annotations
 

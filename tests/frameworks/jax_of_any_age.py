@@ -8,7 +8,7 @@ import jax
 
 
 def enable_x64(wanted: bool) -> Any:
-    """A context in which jax has 64 bits, or has not."""
+    """Return a context in which jax has 64-bit dtypes if `wanted`, and 32-bit dtypes otherwise."""
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(wanted)
     from jax.experimental import enable_x64

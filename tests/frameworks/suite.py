@@ -1,7 +1,7 @@
 """Tests of every framework's module, written once.
 
-A `Binding` says how a framework makes a tensor from bytes and returns the bytes. The checks below use
-nothing else of it, and take NumPy's own idea of each layout as the truth.
+A `Binding` has the functions that make a tensor of a framework from bytes, and return its bytes. The checks
+below use nothing else of the framework. The expected contents of each layout come from NumPy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import ingot
 from support.dtypes import BITS
 from support.errors import raises
 
-# The dtypes with a number in .bt.
+# The dtypes that .bt files support.
 BINTENSORS = set(BITS) - {"F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"}
 FORMATS = ("safetensors", "bintensors")
 BACKENDS = ("mmap", "pread")
@@ -30,15 +30,15 @@ BACKENDS = ("mmap", "pread")
 
 @dataclass(frozen=True)
 class Layout:
-    """A shape to start from, the view of an array of that shape, and the framework's way to the same view."""
+    """A shape, a function that makes a view of an array of that shape, and the framework's function for it."""
 
     shape: tuple[int, ...]
     oracle: Callable[[Any], Any] = lambda array: array
     view: Callable[[Any], Any] | None = None
-    """The oracle's where not given."""
+    """`oracle` if None."""
 
 
-# Devices of every framework, in words that all of them understand.
+# Layouts of tensors in memory, by name.
 LAYOUTS = {
     "empty": Layout((3, 0, 2)),
     "scalar": Layout(()),
@@ -52,7 +52,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Binding:
-    """One framework, as this suite needs to know it."""
+    """One framework: its module in ingot, and the functions that this suite calls."""
 
     module: ModuleType
     """Its module in ingot."""
@@ -77,9 +77,9 @@ class Binding:
 
 
 def lacking(young: Mapping[str, str], has: Callable[[str], bool]) -> dict[str, str]:
-    """Dtypes that the installed version rejects, since they are newer.
+    """Return the dtypes that the installed version of a framework does not have yet.
 
-    `young` has the name of each in the framework, by its code.
+    `young` has the framework's name of each recent dtype, by its code.
     """
     return {code: f"no dtype for {code}" for code, name in young.items() if not has(name)}
 
@@ -95,16 +95,16 @@ class Case:
 
 
 def pattern(code: str, shape: tuple[int, ...]) -> bytes:
-    """Bytes for a tensor, no two elements alike where the dtype has room, and no NaN."""
+    """Return bytes for a tensor: different elements as far as the dtype permits, and no NaN."""
     nbytes = math.prod(shape) * BITS[code] // 8
     values = numpy.arange(nbytes, dtype=numpy.uint32)
     return (values % 2 if code == "BOOL" else values % 61 + 3).astype(numpy.uint8).tobytes()
 
 
 def elements(code: str, data: bytes, shape: tuple[int, ...]) -> numpy.ndarray[Any, Any]:
-    """Return the bytes as an array of elements without meaning. F4 has two in each.
+    """Return the bytes as an array of opaque elements. For F4 each has the two elements of a byte.
 
-    The suite never changes the last dimension of F4, so that two elements move together, as one byte.
+    The suite never changes the last dimension of F4, so that both elements of a byte stay together.
     """
     stored = (*shape[:-1], shape[-1] // 2) if code == "F4" else shape
     return numpy.frombuffer(data, f"V{max(BITS[code] // 8, 1)}").reshape(stored)
@@ -115,7 +115,7 @@ def layouts_of(binding: Binding) -> dict[str, Layout]:
 
 
 def case(binding: Binding, code: str, layout: Layout) -> Case:
-    """The tensor of that layout. Its bytes come from NumPy, which sees no more than elements of some size."""
+    """Return a tensor with that layout. NumPy computes the expected bytes, from elements of the same size."""
     shape = (2,) if code == "F4" and layout.shape == () else layout.shape
     data = pattern(code, shape)
     tensor = (layout.view or layout.oracle)(binding.build(code, data, shape))
@@ -178,7 +178,7 @@ def check_slices(binding: Binding, part: Any, expected: Case) -> None:
     assert part.get_dtype() == expected.code
     indices: list[Any] = [..., ()]
     if len(expected.shape) > (expected.code == "F4"):
-        # The first dimension only, which no dtype packs here.
+        # Only the first dimension is indexed: it is not packed for any dtype.
         indices += [
             slice(None),
             slice(1, None),
@@ -206,7 +206,7 @@ def check_slices(binding: Binding, part: Any, expected: Case) -> None:
 
 
 def check_refused(binding: Binding, code: str, folder: Path) -> None:
-    """A dtype that the framework lacks blocks its tensor, and no other."""
+    """A tensor whose dtype the framework lacks is rejected, and all others are loaded."""
     path = folder / "refused.safetensors"
     tensors = {
         "good": {"dtype": "F32", "shape": [2], "data": pattern("F32", (2,))},
@@ -226,7 +226,7 @@ def check_refused(binding: Binding, code: str, folder: Path) -> None:
 
 
 def check_cell(binding: Binding, code: str, package: str, folder: Path) -> None:
-    """A dtype goes there and back in every way, bit for bit, or is refused in every way, for a reason."""
+    """A dtype keeps its bits in every way to save and load, or is rejected with a reason in every way."""
     shape = (16, 16)
     data = every_byte(code, shape)
     path = folder / "cell.safetensors"
@@ -248,14 +248,14 @@ def check_cell(binding: Binding, code: str, package: str, folder: Path) -> None:
 
 
 def every_byte(code: str, shape: tuple[int, ...]) -> bytes:
-    """Bytes for a tensor, all of them where it has room: NaNs of every kind are among them."""
+    """Return bytes for a tensor: all 256 values if it is long enough, so with NaNs of every kind."""
     nbytes = math.prod(shape) * BITS[code] // 8
     values = numpy.arange(nbytes, dtype=numpy.uint32) * 37
     return (values % 2 if code == "BOOL" else values).astype(numpy.uint8).tobytes()
 
 
 def reads(binding: Binding, file: bytes, path: Path) -> dict[str, Callable[[], Any]]:
-    """Every way to the tensor `t`."""
+    """Return every way to read the tensor `t`."""
     ways: dict[str, Callable[[], Any]] = {"load": lambda: binding.module.load(file)["t"]}
     for backend in BACKENDS:
         ways[f"load_file-{backend}"] = partial(load_one, binding, path, backend)

@@ -21,7 +21,7 @@ measured = pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="no way to measure peak memory"
 )
 
-# Each of these programs prints the peak memory of the save, and the memory left after it.
+# Each program prints the peak memory during the save, and the memory that is not freed after it.
 SAVED = """
 ingot.{module}.save_file({{"t": tensor}}, sys.argv[1])
 forget_peak()
@@ -101,11 +101,11 @@ say(sorted(plain))
     assert path.read_bytes() == Path(f"{path}.plain").read_bytes()
 
 
-# Without a GPU: the results of the functions for a GPU with tensors on the CPU.
+# No GPU is needed: the functions for GPU tensors are called with tensors on the CPU.
 
 
 def of_every_dtype(codes: Collection[str]) -> bytes:
-    """A file with a small and a large tensor of each."""
+    """Return a file with a small and a large tensor of each dtype."""
     header, data = {}, b""
     for code in codes:
         for name, shape in (("few", (4, 3, 2)), ("many", (2, 700_001, 3))):

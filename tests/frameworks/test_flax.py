@@ -26,7 +26,7 @@ WIDE = ("F64", "I64", "U64")
 
 @pytest.fixture
 def path(path: Path) -> Path:
-    """A file with an F32 tensor that is 64-byte aligned where it is mapped, others, and wide ones."""
+    """Write a file with an F32 tensor at a multiple of 64 bytes, unaligned tensors, and 64-bit tensors."""
     arrays = {code: numpy.ones(8, ingot.numpy.DTYPES[code]) for code in WIDE}
     arrays |= {
         "aligned": numpy.arange(16, dtype="f4"),
@@ -143,7 +143,7 @@ def test_save_file_rejects_a_tree_with_a_hint() -> None:
 
 
 def test_get_slice_rejects_an_index_out_of_range(path: Path) -> None:
-    # In jax itself it is the nearest element.
+    # jax itself clamps such an index to the nearest element.
     with ingot.safe_open(path, "jax") as file:
         for index in (16, numpy.array([16]), jnp.array([16])):
             with pytest.raises(ingot.SliceError):

@@ -17,7 +17,7 @@ from ingot import flax  # noqa: E402
 
 
 class AdamState(NamedTuple):
-    """As optax has it."""
+    """Like the state of Adam in optax."""
 
     count: Any
     mu: Any
@@ -26,7 +26,7 @@ class AdamState(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainState:
-    """As flax has it, with a static field."""
+    """Like `TrainState` of flax, with a static field."""
 
     step: int
     params: Any
@@ -54,7 +54,7 @@ def test_a_train_state_comes_back(path: Path) -> None:
         [made(1).params, made(1).opt_state],
     )
     assert all(jax.tree.leaves(equal))
-    # Arrays cannot be filled.
+    # jax arrays are immutable, so that they cannot be filled in place.
     assert float(target.params["dense"]["kernel"].sum()) == 0
 
 

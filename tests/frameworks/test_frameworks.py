@@ -16,8 +16,8 @@ from frameworks import suite
 from frameworks.suite import Binding, Layout
 from ingot._base import frameworks
 
-# The frameworks, each with the package that it is installed by, in the order of their imports: paddle ends
-# the process that has imported tensorflow before.
+# The frameworks and their packages, in the order of import: paddle crashes in a process that has imported
+# tensorflow before.
 PACKAGES = {
     "paddle": "paddle",
     "numpy": "numpy",
@@ -29,7 +29,7 @@ PACKAGES = {
 
 
 def bound() -> dict[str, Binding]:
-    """The bindings of those that are installed."""
+    """Return the bindings of the installed frameworks."""
     found = {}
     for name, package in PACKAGES.items():
         if importlib.util.find_spec(package):
@@ -45,7 +45,7 @@ Params = Callable[[Binding], Iterator[tuple[str, tuple[Any, ...]]]]
 
 
 def each(params: Params) -> list[Any]:
-    """The params for every binding, and for each framework that is missing one that is skipped."""
+    """Return the parameters of a test for every binding, and a skipped one for each missing framework."""
     there = [
         pytest.param(binding, *values, id="-".join([name, *filter(None, [title])]))
         for name, binding in BINDINGS.items()
@@ -60,7 +60,7 @@ def each(params: Params) -> list[Any]:
 
 
 def cases(binding: Binding) -> Iterator[tuple[str, tuple[str, Layout, str]]]:
-    """Every dtype in every layout, and each of these in every format."""
+    """Yield every combination of a dtype, a layout and a file format, with an id."""
     for number, code in enumerate(code for code in suite.BITS if code not in binding.refused):
         for at, (title, layout) in enumerate(suite.layouts_of(binding).items(), number):
             format = suite.FORMATS[at % len(suite.FORMATS)]
@@ -124,7 +124,7 @@ def test_framework_names_are_all_accepted(binding: Binding, tmp_path: Path) -> N
 @pytest.mark.parametrize("binding", each(lambda binding: iter([("", ())])))
 @pytest.mark.parametrize("device", ["nope", "nope:0", 3.5])
 def test_load_file_rejects_an_unknown_device_before_opening(binding: Binding, device: Any) -> None:
-    # A float is for torch itself to refuse.
+    # torch itself rejects the float.
     with pytest.raises((ingot.OptionError, TypeError), match=r"cpu|device"):
         ingot.safe_open("no such file", binding.name, device)
 

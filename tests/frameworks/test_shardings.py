@@ -1,4 +1,4 @@
-"""Arrays of jax that are spread over devices: each is given its own part, and each part is read once."""
+"""jax arrays that are sharded over devices: each device gets its shard, and each shard is read once."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def same(found: Any, expected: Any, where: Any) -> bool:
 
 @pytest.fixture(params=["views", "copies"])
 def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also as for other devices than the CPU, which receive memory filled by ingot."""
+    """Run a test with views of the file on the CPU, and with copies as for other devices."""
     if request.param == "copies":
         monkeypatch.setattr(ingot.flax, "_is_host", lambda device: False)
 
@@ -127,7 +127,7 @@ def test_load_file_reads_a_replicated_part_once(spec: tuple[Any, ...]) -> None:
     source = Counting(ingot.numpy.save({"large": array}))
     found = ingot.flax.load_file(source, sharding(*spec))["large"]
     assert numpy.array_equal(numpy.asarray(found), array)
-    # And the header.
+    # The rest is the header.
     assert array.nbytes <= source.nbytes < array.nbytes + (1 << 17)
 
 
@@ -194,7 +194,7 @@ def test_load_file_names_a_dtype_that_jax_would_narrow(tmp_path: Path) -> None:
 
 def test_load_file_keeps_a_sharding_of_one_device(path: Path) -> None:
     device = jax.local_devices(backend="cpu")[2]
-    # The first jax that ingot supports has one kind on the CPU, and takes no word for it.
+    # The oldest supported jax has one kind of memory on the CPU, and rejects its name.
     kinds = [memory.kind for memory in device.addressable_memories()]
     where = SingleDeviceSharding(device, memory_kind="pinned_host" if "pinned_host" in kinds else None)
     found = ingot.flax.load_file(path, where, keys=["matrix"])["matrix"]
@@ -221,7 +221,7 @@ def test_save_file_writes_every_shape_from_several_devices(path: Path, code: str
     values = 2 ** (numpy.arange(64) % 3)
     with enable_x64(True):
         for spec in [(), ("a",), ("a", "b")]:
-            # Files are in the order of names, so that empty ones are first and last.
+            # Tensors are stored in the order of their names, so that the first and the last are empty.
             arrays = {
                 f"{place} {number}": values[: prod(shape)].reshape(shape).astype(DTYPES[code])
                 for number, shape in enumerate(shape for shape in SHAPES if divides(shape, spec))

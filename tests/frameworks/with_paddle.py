@@ -23,7 +23,7 @@ def paddle_build(code: str, data: bytes, shape: tuple[int, ...]) -> paddle.Tenso
         # Paddle has no `view` for them.
         return from_dlpack(raw.view(DTYPES[code]).reshape(shape).__dlpack__())
     if not data:
-        # The first Paddle that ingot supports has no `view` of nothing.
+        # The oldest supported Paddle has no `view` of an empty tensor.
         return paddle.empty(shape, ingot.paddle.DTYPES[code])
     return from_dlpack(raw.__dlpack__()).view(ingot.paddle.DTYPES[code]).reshape(shape)
 
@@ -34,7 +34,7 @@ def paddle_bytes(code: str, tensor: Any) -> bytes:
 
 
 def by_numpy(view: Callable[[Any], Any]) -> Callable[[paddle.Tensor], paddle.Tensor]:
-    """`view`, which Paddle cannot do itself for the dtypes above."""
+    """Return a function that makes the view through NumPy, since Paddle cannot for the dtypes above."""
 
     def viewed(tensor: paddle.Tensor) -> paddle.Tensor:
         if tensor.dtype in (paddle.uint32, paddle.uint64):

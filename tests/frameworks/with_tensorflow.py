@@ -19,12 +19,12 @@ def tf_bytes(code: str, tensor: Any) -> bytes:
 
 
 def tf_build(code: str, data: bytes, shape: tuple[int, ...]) -> tf.Tensor:
-    # Not of one element, which TensorFlow does not take for every dtype.
+    # Reshaped from one dimension: TensorFlow does not convert a scalar of every dtype.
     return tf.reshape(tf.convert_to_tensor(numpy_build(code, data, shape or (1,))), shape)
 
 
 def variable(tensor: tf.Tensor) -> tf.Variable | tf.Tensor:
-    """A variable, unless of a dtype that TensorFlow has none for."""
+    """Return a variable with the value of a tensor, or the tensor if its dtype permits no variable."""
     return tensor if tensor.dtype.name.endswith("fnuz") else tf.Variable(tensor)
 
 
@@ -46,7 +46,7 @@ BINDING = Binding(
     dtype_of=ingot.tensorflow.DTYPES.__getitem__,
     table=ingot.tensorflow.DTYPES,
     layouts={
-        # TensorFlow's tensors lie in C order always, and it computes with few of its smaller dtypes.
+        # TensorFlow's tensors are always in C order, and TensorFlow computes with few of its smaller dtypes.
         "transposed": Layout(
             (4, 2, 6),
             lambda array: array.swapaxes(0, 1),

@@ -66,7 +66,7 @@ def test_load_file_waits_for_the_stream(path: Path, tensors: dict[str, Any]) -> 
         old = torch.empty(8 * SLOT, dtype=torch.uint8, device="cuda")
         torch.cuda._sleep(20_000_000)
         old.fill_(0x99)
-        # It is handed out again while the kernels above still run.
+        # The allocator reuses this memory while the kernels above still run.
         del old
         found = ingot.torch.load_file(path, device="cuda")
         for name in (f"bytes.{3 * SLOT + 5}", "matrix"):

@@ -79,7 +79,7 @@ def test_save_file_has_the_step_at_the_call(tmp_path: Path, snapshot: Any, is_tr
                 saved, tmp_path / "t", background=True, write_options={"snapshot": snapshot}
             )
             future.staged.result()
-        # The next one.
+        # The next step changes the tensor while the save runs.
         weight += 1
         if snapshot is not None:
             future.result()
