@@ -24,7 +24,7 @@ def written(path: Path, header: dict[str, object], data: bytes) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a valid file, one with a warning, a truncated one and a valid checkpoint; `missing` has no file."""
+    """Make a valid file, one with a warning, a truncated one and a valid checkpoint, but no `missing`."""
     sound = save(tmp_path / "sound.safetensors")
     odd = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1], "extra": 1}}
     odd["b"] = {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}

@@ -30,7 +30,7 @@ BACKENDS = ("mmap", "pread")
 
 @dataclass(frozen=True)
 class Layout:
-    """A shape, a function that makes a view of an array of that shape, and the framework's function for it."""
+    """A shape, a function that makes a view of an array of that shape, and its form for the framework."""
 
     shape: tuple[int, ...]
     oracle: Callable[[Any], Any] = lambda array: array

@@ -1,4 +1,4 @@
-"""Ranks: imitated one after the other in this process, or processes of their own."""
+"""Ranks: simulated one after the other in this process, or as separate processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def _pretended(rank: int, size: int) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def as_rank() -> Pretend:
-    """`with as_rank(1, 4):` makes this process that rank of so many."""
+    """Return a context: within `as_rank(1, 4)` this process is rank 1 of 4."""
     return _pretended
 
 
-# Not for a session: each mesh that a test makes is a process group, for which gloo keeps a thread in every
-# rank that wakes up all the time. Ranks of a session came to 600 each, which took most of a processor.
+# One set for each module: a mesh is a process group, and gloo keeps a polling thread for each group in every
+# rank. With one set for the session each rank had 600 threads, which used most of a processor.
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Four ranks, for the tests of a module."""
@@ -42,7 +42,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    """Eight ranks, likewise."""
+    """Eight ranks, for the tests of a module."""
     ranks = Ranks(8, tmp_path_factory.mktemp("eight"))
     yield ranks
     ranks.close()

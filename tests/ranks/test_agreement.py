@@ -39,7 +39,7 @@ def values():
 
 
 def saves_on(folder, ranks):
-    # Memory that the allocator hands out again, for tensors without values.
+    # The allocator reuses this memory: tensors that nothing fills get the value 1234.5.
     junk = [torch.full(shape, 1234.5) for shape in [(), (1,), (7, 5)] * 300]
     del junk
     save_sharded(on_mesh(values(), ranks), folder)
@@ -79,7 +79,7 @@ def whole():
 
 
 def parts(kind, fill):
-    """Return the whole tensor; this rank of four has a part of it."""
+    """Return a whole tensor, of which each of four ranks has a part."""
     rank = dist.get_rank()
     rows = torch.empty(6, 4)
     if kind == "rows":
@@ -269,7 +269,7 @@ def test_load_into_raises_on_all_ranks_if_one_has_bad_arguments(four, tmp_path, 
 
 
 def saves_in_own_directory(folder):
-    """Call with one directory, spelled in another way on each rank."""
+    """Save to one directory, whose path is spelled differently on each rank."""
     rank = dist.get_rank()
     (folder / f"cwd{rank}").mkdir()
     os.chdir(folder / f"cwd{rank}")
@@ -294,7 +294,7 @@ def test_save_sharded_rejects_a_part_without_a_process_group(tmp_path):
 
 
 def loads_other_version(folder):
-    # Tests of what ranks exchange have more: here the mesh only makes the call one of all ranks.
+    # The mesh only makes this a call of all ranks.
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     target = {"w": distribute_tensor(torch.ones(8), mesh, [Shard(0)], src_data_rank=None)}
     ingot.torch.load_into(target, folder)

@@ -1,4 +1,4 @@
-"""`ingot.dcp`: torch.distributed.checkpoint on ordinary files, beside torch's own storage for them."""
+"""`ingot.dcp` as the storage of torch.distributed.checkpoint, compared with torch's Hugging Face storage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whole():
 
 
 class Interrupted(ingot.dcp.Reader):
-    """A reader whose other ranks open the files after the first has replaced them."""
+    """A reader whose first rank replaces the files before the other ranks open them."""
 
     is_replaced = False
 
@@ -128,7 +128,7 @@ def test_reader_loads_many_shards_that_are_replaced_after_planning(tmp_path, bac
     save_sharded(shards(1), tmp_path, 80)
     assert len([*tmp_path.glob("*.safetensors")]) == 60
     assert load_replaced(tmp_path, shards(2), backend=backend) == [2.0]
-    # Some shards are then gone.
+    # Some shards do not exist any more.
     assert load_replaced(tmp_path, shards(3) | {"more": torch.zeros(99)}, backend=backend) == [3.0]
 
 
@@ -245,7 +245,7 @@ def test_writer_saves_the_files_of_one_process(four, tmp_path, layout, options, 
 
 
 def saves_twice_the_same_tensor(path):
-    """As `ShardedTensor` may have it: two parts of one tensor on a rank."""
+    """Save two parts of one tensor from one rank, as `ShardedTensor` permits."""
     rank = dist.get_rank()
     writing.this_node = lambda: f"node {rank}"
 
@@ -346,7 +346,7 @@ def test_writer_ignores_parts_of_an_earlier_save(four, tmp_path):
 
 
 def one_process(path):
-    """Without a process group."""
+    """Save and load without a process group."""
     state = {name: torch.ones_like(tensor) for name, tensor in whole().items()}
     dcp.load(state, storage_reader=ingot.dcp.Reader(path), no_dist=True)
     return state

@@ -1,7 +1,7 @@
 """Every writer against every reader, with the cases of torch's tests of its Hugging Face storage and more.
 
-Each case runs through `ingot.dcp` and through torch's classes. Ours pass all of it. Where torch's do not,
-`STOCK_FAILS` says how, and a case that is listed there and passes fails the test too.
+Each case runs through `ingot.dcp` and through torch's classes. Ours must pass all cases. `STOCK_FAILS` lists
+the results of torch's classes that differ; a listed case that passes is a failure too.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ READERS = ("ingot", "torch")
 STOCK_FAILS = {
     ("torch consolidated", "other dtypes"): "raises",
     ("torch consolidated", "scalar"): "differs",
-    # Not even all of those.
+    # This case of a listed pattern passes.
     ("torch consolidated", "complex64", "empty"): "same",
 }
 
@@ -86,7 +86,7 @@ def outcome(work):
 
 
 def dtypes_and_shapes(folder, dtypes):
-    """Return the result of each dtype and shape. Each is a checkpoint, so that a failure affects no other."""
+    """Return the result for each dtype and shape. Each has its own checkpoint, so that failures are independent."""
     mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
     for dtype in dtypes:
         for shape in SHAPES:
@@ -147,7 +147,7 @@ PLACEMENTS = [
 
 
 def resharded(folder, shape):
-    """From every placement to every other, on a line of ranks and on a grid."""
+    """Load every placement into every other one, on a line of ranks and on a grid."""
     meshes = {1: init_device_mesh("cpu", (4,)), 2: init_device_mesh("cpu", (2, 2))}
     whole, found = made("float32", shape), {}
     for by in ("ingot whole", "ingot parts", "torch parts"):
@@ -168,7 +168,7 @@ def resharded(folder, shape):
     "shape",
     [
         pytest.param((5, 6), id="uneven"),
-        # Most ranks have nothing of it.
+        # Most ranks have no element of this tensor.
         pytest.param((1, 3), id="empty shards", marks=pytest.mark.slow),
         pytest.param((4, 4), id="even", marks=pytest.mark.slow),
     ],
@@ -180,7 +180,7 @@ def test_readers_load_every_placement_from_every_other(four, tmp_path, shape):
 
 
 def state():
-    """A model as torch's tests have it, nested as a trainer nests it."""
+    """Return a model like those of torch's tests, nested as in a trainer's state."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(5, 5), torch.nn.Linear(5, 1), torch.nn.EmbeddingBag(5, 10)
@@ -211,7 +211,7 @@ def nested(path, by, to):
 
 
 def nothing_given(path, by, to):
-    """Loaded into a dict that is empty."""
+    """Load into an empty dict."""
     dcp.save(flat(state()), storage_writer=writer(by, path))
     return equal(_load_state_dict_from_keys(storage_reader=reader(to, path)), flat(state()))
 
@@ -237,7 +237,7 @@ def some_of_the_file(path, by, to):
 
 
 def plans_kept(path, by, to):
-    """Save with cached plans, which ranks do not send again: other values, then other names."""
+    """Save with cached plans, which ranks do not send again. Change the values, and later the names."""
     # The cache is shared by all writers of a process.
     for kept in vars(SavePlanner).values():
         if isinstance(kept, dict):
@@ -245,7 +245,7 @@ def plans_kept(path, by, to):
     for number in range(4):
         whole = {name: tensor + number for name, tensor in flat(state()).items()}
         if number > 1:
-            # Only the first rank reports it.
+            # Only the plan of the first rank has the new tensor.
             whole["late"] = torch.ones(number)
         shutil.rmtree(path, ignore_errors=True)
         dist.barrier()
@@ -259,7 +259,7 @@ def plans_kept(path, by, to):
 
 
 def tied(path, by, to):
-    """Two names of one tensor, loaded into two names of one."""
+    """Save a tensor with two names, and load it into another tensor with these two names."""
     weight = torch.arange(12.0).view(3, 4)
     dcp.save({"embed": weight, "head": weight}, storage_writer=writer(by, path))
     one = torch.zeros(3, 4)
@@ -269,7 +269,7 @@ def tied(path, by, to):
 
 
 class Halved(DefaultSavePlanner):
-    """Saves in another dtype, as torch's documentation has it."""
+    """A planner that saves in another dtype, as in torch's documentation."""
 
     def create_local_plan(self):
         plan = super().create_local_plan()
@@ -295,7 +295,7 @@ def converted(path, by, to):
 
 
 class Aside(DefaultLoadPlanner):
-    """Read into a buffer of its own, and copy it to its place when it is full."""
+    """A planner that reads into its own buffer, and copies a full buffer to its destination."""
 
     def resolve_tensor(self, item):
         return torch.empty_like(super().resolve_tensor(item), device="cpu")
@@ -312,7 +312,7 @@ def put_in_place(path, by, to):
 
 
 class Renamed(DefaultLoadPlanner):
-    """Loads under other names."""
+    """A planner that loads tensors under other names."""
 
     def set_up_planner(self, state_dict, metadata=None, is_coordinator=False):
         super().set_up_planner(state_dict, metadata, is_coordinator)
@@ -344,7 +344,7 @@ PLANNERS = (
 )
 # The same for torch's storage.
 STOCK_FAILS_TO = {
-    # It says nothing of names that are not nested.
+    # torch's reader has no entries for names that are not nested.
     (some_names, "torch reads"): "raises",
 }
 
@@ -368,7 +368,7 @@ def test_planners_work_with_every_writer_and_reader(four, tmp_path):
 
 
 def keeps_others(path):
-    """Plans that were kept for another writer."""
+    """Save with plans that another writer has cached."""
     for kept in vars(SavePlanner).values():
         if isinstance(kept, dict):
             kept.clear()

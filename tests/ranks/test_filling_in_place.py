@@ -1,4 +1,4 @@
-"""`load_into` of DTensors: each rank fills its part, and tensors without parts are rejected by name."""
+"""`load_into` of DTensors: each rank fills its part. An error names a tensor whose parts are unknown."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_load_into_fills_a_module_after_to_empty(path, as_rank):
         model.to_empty(device="cpu")
         model.again = model.rows
         found = load_into(model, path, strict=False, read_once=False)
-        # The file has one of two names of one parameter.
+        # The parameter has two names, and the file has one of them.
         assert found.missing_keys == []
         assert torch.equal(model.rows.to_local(), WHOLE["rows"][3:6])
 

@@ -154,7 +154,7 @@ def test_save_rejects_a_live_owner_without_locks(tmp_path: Path, monkeypatch: py
         (tmp_path / lock.NAME).write_text(owner)
         with pytest.raises(ingot.StorageError, match=f"remove {lock.NAME}"):
             save_sharded(STATE, tmp_path, overwrite=True)
-    # No process has such a number.
+    # No process has this id.
     (tmp_path / lock.NAME).write_text(f"process {2**22 + 1} on {gethostname()}")
     save_sharded(STATE, tmp_path, overwrite=True)
     assert os.listdir(tmp_path) == ["model.safetensors"]
@@ -206,7 +206,7 @@ def test_save_sharded_replaces_checkpoints_of_parts_and_of_tensors(tmp_path: Pat
 
 
 class PowerFailureError(BaseException):
-    """Nothing after it runs."""
+    """Simulates a power failure: no code of the save runs after it."""
 
 
 @pytest.mark.parametrize("old", [None, "parts", "whole", "single"])
@@ -315,7 +315,7 @@ def whole(number):
 
 
 def works(folder, sends_cpu):
-    """Ranks 0 and 2 have a model, and ranks 1 and 3 another."""
+    """Save two models at once: ranks 0 and 2 save one, ranks 1 and 3 the other."""
     takes_cpu = peers._takes_cpu
     if not sends_cpu:
         peers._takes_cpu = lambda group: False

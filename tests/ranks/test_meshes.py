@@ -40,7 +40,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        # Neither a multiple of four nor of eight.
+        # The size is a multiple of neither four nor eight.
         self.embed = nn.Embedding(27, 24)
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.head = nn.Linear(24, 27, bias=False)
@@ -63,7 +63,7 @@ def tensor_parallel(model, mesh, other_way=False):
 
 
 def sharded(layout):
-    """A model without values, as before a load."""
+    """Return a sharded model with uninitialised parameters, to load into."""
     size = dist.get_world_size()
     with torch.device("meta"):
         model = Model()
@@ -111,7 +111,7 @@ def local(tensor):
 
 
 def part(whole, like):
-    """Return the part of this rank by torch's own cut."""
+    """Return the part of this rank, as torch distributes the tensor."""
     if not isinstance(like, DTensor):
         return whole
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None).to_local()
@@ -155,7 +155,7 @@ def loads_parts(paths, layout):
 
 
 def on_each_mesh(meshes, work, *given, but=()):
-    """Call it on all ranks of each mesh, with each layout of that mesh. Return a name for each call."""
+    """Call `work` on all ranks of each mesh with each layout of that mesh. Yield a name for each call."""
     for ranks in meshes:
         for layout in LAYOUTS[ranks.size]:
             if layout not in but:
@@ -166,7 +166,7 @@ def on_each_mesh(meshes, work, *given, but=()):
 
 @pytest.fixture(scope="module")
 def meshes(tmp_path_factory, four, eight):
-    """One rank, two, four and eight."""
+    """Return sets of one, two, four and eight ranks."""
     few = [Ranks(size, tmp_path_factory.mktemp(f"{size} ranks")) for size in (1, 2)]
     yield [*few, four, eight]
     for ranks in few:
@@ -191,7 +191,7 @@ def test_meshes_save_the_same_files_and_load_each_others(meshes, tmp_path):
 def test_meshes_load_the_parts_of_every_other(meshes, tmp_path):
     one = tmp_path / "one"
     save_sharded(values().state_dict(), one)
-    # torch's planner takes the parts of a strided shard for overlapping, with every storage.
+    # With every storage, torch's planner wrongly reports overlapping parts of a strided shard.
     but = ("strided",)
     saved = [*on_each_mesh(meshes, saves_parts, one, lambda name: tmp_path / name, but=but)]
     loaded = [*on_each_mesh(meshes, loads_parts, [tmp_path / name for name in saved], but=but)]

@@ -85,7 +85,7 @@ def test_run_is_the_shortest_contiguous_stretch(case):
             continue
         breaks = (flat.diff() != 1).nonzero().reshape(-1) + 1
         runs = torch.tensor([0, *breaks.tolist(), flat.numel()]).diff()
-        # Runs of neighbours may touch by chance, where a row ends and the next begins.
+        # Two runs may be adjacent by chance, at the end of one row and the start of the next.
         assert of.run() <= runs.min()
 
 

@@ -19,7 +19,7 @@ from ingot._ranks.plan import Tensor, Wants, plan, sent
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Treat a few bytes like many."""
+    """Reduce the sizes of windows, so that few bytes are planned like many."""
     monkeypatch.setattr(planning, "WINDOW_NBYTES", 256)
     monkeypatch.setattr(planning, "_LEAST_NBYTES", 32)
     monkeypatch.setattr(planning, "DIRECT_NBYTES", 48)
@@ -63,7 +63,7 @@ def wanted_elements(of):
 
 
 def naive(held, ranks):
-    """The request of each rank, and the common result."""
+    """Return the elements that each rank reads by the obvious plan, and those that all ranks receive."""
     each = {
         rank: {
             (number, element)
@@ -146,7 +146,7 @@ def test_plan_reads_long_parts_once_if_they_overlap(inner):
 
 
 def model(count):
-    """A model of so many tensors, over 8 nodes of 8 ranks."""
+    """Return a model of `count` tensors on 8 nodes of 8 ranks."""
     shapes = [(2048, 1024), (1024, 2048), (4096,), (512, 512), (128,), (4096, 4096)]
     placements = [[Shard(0), Shard(0)], [Replicate(), Shard(0)], [Replicate(), Replicate()]]
     kinds = [(shapes[number % 6], placements[number % 3]) for number in range(6)]
@@ -200,5 +200,5 @@ def test_plan_of_many_tensors_takes_linear_time(monkeypatch):
         began = time.process_time()
         plan(tensors, asked, nodes, "job", 0)
         took.append(time.process_time() - began)
-    # It should take a second. CPU time, since other processes may use the machine.
+    # It takes about a second. This measures CPU time, since other processes may use the machine.
     assert min(took) < 5, took

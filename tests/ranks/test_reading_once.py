@@ -1,4 +1,4 @@
-"""`load_into(read_once=…)`: ranks that read for each other."""
+"""`load_into(read_once=…)`: one rank reads each byte, and sends it to the ranks that need it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def whole():
 
 
 def placed(tensors):
-    """Some of each kind, as far as there are ranks."""
+    """Return the tensors with placements of every kind that this number of ranks permits."""
     size = dist.get_world_size()
     flat = init_device_mesh("cpu", (size,))
     grid = init_device_mesh("cpu", (2, size // 2))
@@ -156,7 +156,7 @@ def peak_beside_tensors(path, count):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_read_once_takes_little_memory_beside_the_tensors(four, tmp_path):
-    # Several windows of each rank.
+    # Each rank reads several windows.
     tensor = torch.full((1024, 2048), 2.0)
     save_file({f"{number}": tensor.clone() for number in range(48)}, tmp_path / "model.safetensors")
     peaks = four.run(peak_beside_tensors, tmp_path / "model.safetensors", 48)

@@ -1,6 +1,6 @@
-"""Savers and readers share one directory, and some are killed: every load returns one whole checkpoint.
+"""Savers and readers share a directory, and some are killed. Every load returns one complete checkpoint.
 
-`INGOT_SAVES` is the number of steps, each a save or a load. Many need `-o faulthandler_timeout=0`.
+`INGOT_SAVES` is the number of steps, each a save or a load. For many steps, pass `-o faulthandler_timeout=0`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def state(version, mesh=None):
 
 
 def size(chance):
-    """Return a size of files: all tensors in one, or some in each."""
+    """Return a maximum size of files: for one file, or for several."""
     return chance.choice([72, 150, 1 << 20])
 
 
@@ -73,7 +73,7 @@ def save_parts_alone(folder, version, chance, mesh):
 
 
 def save_joined(folder, version, chance, mesh):
-    """Fill one file by a writer and by all ranks that join it. One rank commits it.
+    """Fill one file with a writer on one rank and guests on all others. One rank commits it.
 
     An index in the directory still names the other files.
     """
@@ -96,7 +96,7 @@ def save_joined(folder, version, chance, mesh):
 
 
 def begun(folder):
-    """Return the writer that others join, or a context without one if another actor has begun the file."""
+    """Return a writer that other ranks can join, or an empty context if another actor is writing the file."""
     try:
         return ingot.Writer(folder / FILE, dict.fromkeys(NAMES, ("F32", SHAPE)), overwrite=True)
     except ingot.StorageError as fault:
@@ -143,7 +143,7 @@ READERS = [read_file, read_into, read_handle]
 class Shared:
     """State shared by actors and the test: counts and problems, in files.
 
-    A process that is killed while it holds a lock keeps it, so that no lock is used.
+    It uses no locks, since a process that is killed would never release its lock.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -210,7 +210,7 @@ def saves(folder, seed, shared, savers, rank=0, ranks=1, store=""):
         except (RuntimeError, dist.DistError):
             # A rank was killed before the ranks met.
             os._exit(0)
-    # All ranks choose alike.
+    # All ranks make the same choices.
     chance = random.Random(seed)
     for _ in range(STEPS_OF_AN_ACTOR):
         save, version = chance.choice(savers), shared.version()
@@ -235,7 +235,7 @@ def init_group(store, rank, ranks):
 
 
 def actor(number, chance, folder, scratch, shared, savers, readers):
-    """Start one: the processes of a reader, of a saver, or of ranks that save together."""
+    """Start an actor: the process of a reader or of a saver, or ranks that save together."""
     seed = chance.random()
     if number == 0:
         calls = [(reads, (folder, seed, shared, readers))]
@@ -296,7 +296,7 @@ def test_load_file_loads_one_whole_checkpoint_beside_savers(tmp_path: Path) -> N
         )
         serious = [one for one in problems if not is_told_of_kill(one)]
         assert not serious, f"INGOT_SEED={seed}, round {rounds}: {serious[0][0]}: {serious[0][1]}"
-        # The next saves leave nothing of those that were killed.
+        # The next saves remove the leftovers of killed processes.
         save_file(state(1), folder / FILE)
         save_sharded(state(1), folder, 72, overwrite=True)
         left = [name for name in os.listdir(folder) if name.startswith(".")]
@@ -305,7 +305,7 @@ def test_load_file_loads_one_whole_checkpoint_beside_savers(tmp_path: Path) -> N
 
 
 def is_told_of_kill(problem):
-    """Return whether a rank raised since another was killed."""
+    """Return whether a rank reported an error because another rank was killed."""
     return problem[0] == "refused" and any(
         text in problem[1]
         for text in (

@@ -1,4 +1,4 @@
-"""`save_sharded(..., background=True)` by all ranks: the program and its collectives go on meanwhile."""
+"""`save_sharded(..., background=True)` on all ranks. The program and its collectives continue meanwhile."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_background_save_stores_the_values_of_the_call(four, tmp_path, snapshot,
 
 
 def trains(folder):
-    """The save waits for collectives that each rank begins after it, in its own time."""
+    """Run collectives during a save. The ranks begin them at different times."""
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = placed(whole())
     with Gate("write") as gate:
@@ -120,7 +120,7 @@ def trains(folder):
             dist.all_reduce(total)
             assert total == sum(range(size)) + size * step
         dist.barrier()
-        # Nobody has opened the gate: not one rank's save was needed for any of these.
+        # The gate is still closed, so that no collective above waited for a save.
         assert not future.done()
     future.result(60)
 
@@ -272,7 +272,7 @@ def test_background_save_raises_if_a_rank_is_killed(some, tmp_path, step, nodes)
             assert isinstance(found[rank], RankError), found[rank]
             assert (found[rank].rank, found[rank].code) == (1, "rank-lost")
     else:
-        # It had nothing left to say when it would have been killed.
+        # The save of rank 1 had no collective left at which it would be killed.
         assert found == [None] * 3
     assert contents(folder)["model.safetensors"] in (before, new)
     save_sharded({"next": torch.ones(5)}, folder, overwrite=True)
@@ -280,8 +280,8 @@ def test_background_save_raises_if_a_rank_is_killed(some, tmp_path, step, nodes)
 
 
 def interrupted(folder):
-    """Ctrl-C on rank 1, after all have agreed and before its thread has the save."""
-    # No garbage collection helps to end finished saves.
+    """Interrupt rank 1 after all ranks have agreed and before its thread gets the save."""
+    # Finished saves must end without the garbage collector.
     gc.disable()
     if dist.get_rank() == 1:
 
@@ -313,12 +313,12 @@ def test_background_save_does_not_wait_for_an_interrupted_rank(four, tmp_path):
         assert isinstance(found, KeyboardInterrupt if rank == 1 else RankError)
         assert rank == 1 or (found.rank, found.code) == (1, "rank-lost")
     assert contents(folder) == before
-    # The next one connects anew.
+    # The next save makes new connections.
     four.run(saves_anew, tmp_path / "again")
 
 
 def leaves(folder):
-    """The program is done with its process groups before the save is."""
+    """Destroy the process groups while the save still runs."""
     tensors = placed(whole())
     with Gate("write") as gate:
         future = save_sharded(tensors, folder, background=True, **OPTIONS)
@@ -334,7 +334,7 @@ def test_background_save_outlives_its_process_groups(some, tmp_path):
 
 
 def asks_nobody(folder):
-    """Nobody asks the future."""
+    """Save without waiting for the future."""
     save_sharded(placed(whole()), folder, background=True, **OPTIONS)
 
 

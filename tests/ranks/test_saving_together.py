@@ -82,7 +82,7 @@ def saves(folder, options, nodes=None, window=None):
     finally:
         _save_by_ranks.this_node = peers.this_node
         plan.WINDOW_NBYTES = _save_by_ranks.WINDOW_NBYTES = 32 << 20
-    # Every rank finds the files there when it comes back.
+    # The files are complete when the call returns on any rank.
     return sorted(os.listdir(folder))
 
 
@@ -120,7 +120,7 @@ def test_save_sharded_replaces_an_old_checkpoint(four, tmp_path):
 
 
 def stages(folder):
-    """Ranks of a pipeline: each has its own layers, and one common layer."""
+    """Save a pipeline: each rank has its own layers and one common layer."""
     rank = dist.get_rank()
     tensors = {f"layers.{rank}.weight": torch.full((4, rank + 1), rank), "shared": torch.arange(5)}
     save_sharded(tensors, folder, process_group=dist.group.WORLD)
@@ -237,7 +237,7 @@ def test_save_sharded_leaves_a_whole_checkpoint_if_a_rank_stops(some, tmp_path, 
         # It had nothing left to say when it would have been killed.
         assert found == [None] * 3
         return
-    # One that is killed after all is in place leaves the new one.
+    # If the rank is killed after the rename, the new file is there.
     save_sharded({"columns": whole()["columns"]}, tmp_path / "new")
     assert contents(folder)["model.safetensors"] in (
         before["model.safetensors"],

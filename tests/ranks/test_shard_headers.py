@@ -29,7 +29,7 @@ TENSORS = {
 
 
 class Folder:
-    """Files as a server has them, of one version."""
+    """A server of the files of a folder, with one version."""
 
     def __init__(self, path: Path, tag: str = '"1"') -> None:
         self.path, self.tag = path, tag
@@ -78,7 +78,7 @@ def test_shard_headers_are_requested_by_one_rank(four, saved, loads):
     with serving(Folder(saved.parent)) as server:
         four.run(loads, server.url(f"/{saved.name}"))
         asked = Counter(request.path for request in server.requests if request.range[0] == 0)
-    # Once to open it, and once more for the bytes that the other ranks receive.
+    # One request opens the file, and another one reads the bytes for the other ranks.
     assert {path: count for path, count in asked.items() if count > 2} == {}
     assert len(asked) == len([*saved.parent.iterdir()])
 
@@ -92,7 +92,7 @@ def test_shard_headers_of_one_rank_serve_a_slow_disk(four, saved, tmp_path, load
 
 
 def renamed(headers):
-    """As if the tensors had other names: a rank that uses these has not read the headers."""
+    """Rename all tensors in shard headers. A rank with these names used the headers that it received."""
     index, files = headers
     files = [(nbytes, version, data.replace(b"layers.", b"LAYERS.")) for nbytes, version, data in files]
     return index and index.replace(b"layers.", b"LAYERS."), files
@@ -150,7 +150,7 @@ def test_shard_headers_of_a_changed_server_are_rejected(saved):
 
 
 class Whole(Folder):
-    """The same from a server without ranges."""
+    """The same server without support for ranges."""
 
     def __call__(self, handler: Handler, request: Request) -> None:
         data = (self.path / request.path[1:]).read_bytes()
@@ -164,7 +164,7 @@ def test_shard_headers_are_requested_by_each_rank_without_ranges(saved):
 
 
 def test_shard_headers_of_a_file_system_are_not_used_for_a_server(saved, tmp_path):
-    """Like a cache that only one rank has."""
+    """The headers may be of a cached copy, which only one rank has."""
     if lacked := slow_disk.missing():
         pytest.skip(f"no FUSE mount: {lacked}")
     with slow_disk.mounted(saved.parent, tmp_path / "mount"), serving(Folder(saved.parent)) as server:

@@ -11,7 +11,7 @@ from support.servers import good, serving
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Puts what `writers` downloads behind the URL that the environment names."""
+    """Serve the file that `writers` downloads at the URL in the environment."""
     from writers import SERVED
 
     with serving(good(SERVED)) as server:

@@ -1,6 +1,6 @@
-"""The outcome of a writer if any of its system calls fails, is interrupted, or is the last before a kill.
+"""Program that makes each system call of a writer fail, interrupts it, or kills the writer before it.
 
-Runs in a process of its own, without other threads, in the folder that `furnish` has filled.
+It runs without other threads, in a folder that `furnish` has filled.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Way:
         restore(self.before)
 
     def begun(self) -> int:
-        """Fork a child that runs the writer and exits with 0 on success."""
+        """Fork a child that runs the writer and exits with 0 on success. Return its process id."""
         child = os.fork()
         if child == 0:
             code = 1

@@ -1,8 +1,7 @@
-"""Every system call of all that writes: it fails, it is interrupted, and the process is killed before it.
+"""Every system call of every writer: it fails, it is interrupted, and the process is killed before it.
 
-`test_failing_calls` makes whole kinds of calls fail, and tests the messages. Here each call fails
-alone, and the test compares the files afterwards: they are the old ones or the new ones, whole, as
-reported, with nothing beside them.
+`test_failing_calls` makes whole kinds of calls fail, and tests the messages. Here each call
+fails alone. Afterwards the files must be complete, old or new as the writer reported, without leftovers.
 """
 
 from __future__ import annotations

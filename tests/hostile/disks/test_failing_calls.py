@@ -1,4 +1,4 @@
-"""System calls that fail, one kind after another, under all that writes and all that reads."""
+"""Every kind of system call fails, in every way to write and to read a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.slow
 if sys.platform != "linux":
     pytest.skip("strace traces Linux", allow_module_level=True)
 
-# Every way to write the file at `path`, or a checkpoint in `shards`. All differ from what `models` has there.
+# Every way to write the file at `path`, or a checkpoint in `shards`. The results differ from the files of
+# `models`.
 WRITERS = """
 from writers import editors, savers, writers
 
@@ -63,7 +64,7 @@ say(found)
 
 @pytest.fixture
 def models(tmp_path: Path, served: None) -> Path:
-    """A folder with a file, another, and the first one split."""
+    """Return a folder with a file, another one, and the first one split into shards."""
     folder = tmp_path / "models"
     folder.mkdir()
     old = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
@@ -75,7 +76,7 @@ def models(tmp_path: Path, served: None) -> Path:
 
 WRITES = "pwrite64,copy_file_range,sendfile"
 RENAMES = "rename,renameat,renameat2"
-# The file, what fails, how the message calls the step, and which writers do not take it.
+# The written file, the fault, the step in the message, and the writers that do not make such a call.
 FAULTS: list[tuple[str, str, str, set[str]]] = [
     ("model", "fallocate:error=EDQUOT", "reserve space", {"appender"}),
     ("new", "fallocate:error=ENOSPC", "reserve space", {"appender"}),
@@ -178,7 +179,7 @@ def lost(calls: list[str], folder: Path) -> list[str]:
     files, names, gone = set[str](), set[str](), []
     for call in calls:
         name, _, arguments = call.partition("(")
-        # strace writes the path of a descriptor behind its number; of a file without a name it is the inode.
+        # strace prints a descriptor's path after its number, and the inode of a file without a name.
         paths = [path for path in re.findall(r"<(/[^>]*)>", arguments) if str(folder) in path]
         if name == "rename":
             gone += sorted(files)
@@ -189,9 +190,9 @@ def lost(calls: list[str], folder: Path) -> list[str]:
         elif name in FLUSHES:
             files.discard(paths[0])
             names.discard(paths[0])
-        # The notes of a writer and the lock of a directory are removed before the save ends.
+        # The journal of a writer and the lock of a directory are removed before the save ends.
         elif name in TOUCHES and paths and not paths[0].endswith(PASSING):
-            # Bytes go from the first to the second.
+            # `copy_file_range` copies from the first descriptor to the second.
             files.add(paths[-1] if name == "copy_file_range" else paths[0])
     return gone + sorted(names)
 
@@ -213,13 +214,13 @@ def test_writers_without_durable_flush_nothing(models: Path) -> None:
     assert [call for call in calls if call.startswith(tuple(FLUSHES))] == []
 
 
-# NFS and SMB send the bytes of a file away when it is closed, and say there whether that went well.
+# NFS and SMB may send the bytes of a file only when it is closed, and `close` reports the error.
 FAR = {"NFS": "6969000000000000", "SMB2": "424d53fe00000000", "CIFS": "424d53ff00000000"}
 
 
 @pytest.mark.parametrize("system", FAR)
 def test_writers_find_a_full_network_disk_before_they_return(models: Path, system: str) -> None:
-    # strace makes the file system report another type.
+    # strace makes `statfs` report another type of file system.
     disguise = f"fstatfs:poke_exit=@arg2={FAR[system]}"
     seen = traced(
         WRITERS + FLUSHED, "model.safetensors", "fast", folder=models, trace=SEEN, inject=[disguise]

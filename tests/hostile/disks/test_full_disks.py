@@ -1,4 +1,4 @@
-"""Saves on a file system that has room for two files and a half."""
+"""Saves on a file system with room for two and a half files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hostile environment: kills at any moment, full disks, missing rights."""
+"""Kills at any moment, full disks and missing permissions."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def test_save_file_keeps_the_old_file_on_a_full_disk(
     assert str((8 << 20) + 80) in str(caught.value)
     assert path.read_bytes() == before
     assert os.listdir(small_disk) == [path.name]
-    # There is room for the old one and a new one of 1 MiB again and again.
+    # Repeated saves of 1 MiB fit, since each frees the file before it.
     for _ in range(8):
         ingot.numpy.save_file({"a": numpy.ones(1 << 20, numpy.uint8)}, path, durable=durable)
 
 
 def assert_names(fault: OSError, path: Path) -> None:
-    """It speaks of `path`, and of no name that the caller never gave."""
+    """Check that the error names `path`, and no temporary file."""
     assert os.fspath(path) in str(fault)
     assert fault.filename == os.fspath(path)
     assert fault.filename2 is None
@@ -74,10 +74,10 @@ def test_writers_name_a_path_that_is_taken(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["model.safetensors", "source.safetensors"]
 
 
-# ext4 refuses to reserve room in files that it keeps without extents: then the writes meet the full disk.
+# Without extents, ext4 cannot reserve space for a file. Then the writes themselves fail on a full disk.
 @pytest.fixture(params=[[], ["-O", "^extent,^64bit"]], ids=["reserved", "written"])
 def disk_of_96_mib(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """An ext4 of 96 MiB, on which files can be written past the page cache."""
+    """Mount an ext4 file system of 96 MiB, which supports writes that bypass the page cache."""
     if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
         pytest.skip("only root may mount a file system, and only mkfs.ext4 makes one")
     image, disk = tmp_path / "image", tmp_path / "disk"
@@ -118,7 +118,7 @@ def test_save_file_keeps_a_large_old_file_on_a_full_disk(
         assert str(nbytes + 80) in str(caught.value), "what is needed, with the header"
         assert path.read_bytes() == before
         assert os.listdir(disk_of_96_mib) == [path.name]
-    # There is room for the old one and a new one of the same size again and again.
+    # Repeated saves of one size fit, since each frees the file before it.
     for _ in range(4):
         save(40 << 20)
     assert path.read_bytes() == before

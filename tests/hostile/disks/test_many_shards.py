@@ -282,6 +282,6 @@ with ingot.safe_open(INDEX, "np", backend={backend!r}) as file:
     found.append(file["t00005"].tolist())
 say(found)
 """
-    # Moving keeps the file the same one, as long as it does not leave its file system.
+    # A move within a file system keeps the inode.
     found = run(PROGRAM + program, tmp_path, folder=folder).said()
     assert found == ["changed", name, "StorageError", [1, 5, 2, 3]]

@@ -17,7 +17,7 @@ import ingot._write.writer
 import ingot.numpy
 
 SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshape(5, 100).T}
-# Past the page cache, where the file system can, and by several threads.
+# Large enough to be written by several threads, and around the page cache where the file system permits.
 LARGE = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
 # The file behind the URL in the environment. Saving an array makes NumPy import its last modules.
 SERVED = ingot.numpy.save(SMALL, {"from": "elsewhere"})

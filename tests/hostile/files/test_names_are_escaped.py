@@ -46,9 +46,9 @@ def file_of(header: bytes, data: bytes = b"") -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
-# Characters of category Cf that are seen: signs before numbers in Arabic, and how hieroglyphs are stacked.
+# Visible characters of category Cf: signs before numbers in Arabic, and joiners of hieroglyphs.
 SEEN = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x13430, 0x13440)}
-# Characters of other categories that are not: fillers, joiners, inherent vowels, variation selectors.
+# Invisible characters of other categories: fillers, joiners, inherent vowels, variation selectors.
 UNSEEN = {
     0x34F,
     0x115F,
@@ -118,7 +118,7 @@ def test_names_are_escaped_in_every_rule(kind: str, code: str, tmp_path: Path) -
     message = str(caught.value)
     assert caught.value.code == code
     assert shown(message), ascii(message)
-    # The attribute has the name itself.
+    # The attribute `tensor` has the unescaped name.
     if caught.value.tensor is not None:
         assert caught.value.tensor == name
 

@@ -1,4 +1,4 @@
-"""Files of this package begin with a number, which may spell what any other format begins with."""
+"""safetensors and .bt files begin with a number, whose bytes may equal the first bytes of another format."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ VALUE = b"x"
 
 
 def safetensors_of(length: int) -> bytes:
-    """A whole file whose header has so many bytes."""
+    """Return a file whose header has `length` bytes."""
     header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'
     return length.to_bytes(8, "little") + header.ljust(length) + VALUE
 
 
 def bintensors_of(length: int) -> bytes:
-    """The same as a .bt: no metadata, one tensor whose name takes the room, one dimension, from 0 to 1."""
+    """Return a .bt file whose header has `length` bytes: one tensor with a long name and one dimension."""
 
     def number(value: int) -> bytes:
         return bytes([value]) if value < 251 else b"\xfb" + value.to_bytes(2, "little")
 
-    # All but the name: none, one tensor, its dtype, rank, size, begin and end.
+    # The name gets all bytes but those of: no metadata, one tensor, its dtype, rank, size, begin and end.
     name = length - 7 - len(number(length - 10))
     padding = length - 7 - len(number(name)) - name
     header = b"\0\1" + number(name) + b"n" * name + b"\1\1\1\0\1" + b" " * padding
@@ -51,7 +51,7 @@ def test_sniffing_reads_a_header_of_any_length_under_any_name(make: object, endi
     assert callable(make)
     word = make.__name__.removesuffix("_of")
     for rest in LENGTHS:
-        # 512 and more, so that the second byte of a length of 128 equals a pickle's protocol byte.
+        # At least 512: the second byte of such a length is then a possible protocol number of a pickle.
         for length in (512 + rest, 768 + rest, 1024 + rest, 1280 + rest):
             data = make(length)
             name = ("in.bin", "in.onnx", "in.msgpack", "in.pdparams", f"in{ending}")[length % 5]
@@ -92,7 +92,7 @@ def test_sniffing_reads_the_shards_of_an_index(make: object) -> None:
 def test_sniffing_reads_a_length_that_spells_another_format(begin: bytes) -> None:
     data = safetensors_of(int.from_bytes(begin, "little"))
     assert data.startswith(begin)
-    # A name that says the same, and an end as an archive has it.
+    # The file name and the first bytes are those of another format.
     Path("in.onnx").write_bytes(data)
     assert resolved("in.onnx", None) == ("in.onnx", "safetensors")
 

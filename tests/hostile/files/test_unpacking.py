@@ -14,7 +14,7 @@ import torch
 from ingot._convert.limits import ALWAYS_HELD_NBYTES
 from support.processes import run
 
-# Memory of a refusal beyond the budget: copies of a growing list, and the file itself.
+# Memory that a rejection may take beyond the budget: copies of a growing list, and the file itself.
 ROOM = 256 << 20
 
 
@@ -38,7 +38,7 @@ def called(name: str, *arguments: bytes) -> bytes:
 
 
 def kept(slot: int, value: bytes) -> bytes:
-    """The value, in a slot of the memo."""
+    """Return opcodes that store a value in a slot of the memo."""
     return value + b"r" + slot.to_bytes(4, "little")
 
 
@@ -51,7 +51,7 @@ def listed(*values: bytes) -> bytes:
 
 
 def doubled(levels: int, begin: bytes, pair: Callable[[bytes], bytes], last: bytes = b"") -> bytes:
-    """A list of levels: each is twice the level before, at a few bytes each."""
+    """Return opcodes of nested lists: each level has the level before twice, and takes a few bytes."""
     above = [kept(level + 1, pair(again(level))) for level in range(levels)]
     return listed(kept(0, begin), *above, last)
 
@@ -120,7 +120,7 @@ OF_TORCH = BOTH | {
 
 
 def tensor() -> bytes:
-    """An empty one."""
+    """Return opcodes of an empty tensor."""
     return called(
         "torch._utils._rebuild_tensor_v2",
         b"(" + text("storage") + b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + b"K\x00tQ",
@@ -230,5 +230,5 @@ say([found, sorted(name for name in os.listdir() if name.startswith((".", "out")
             "unsafe-pickle",
         }, (name, code)
         assert nbytes < admitted + ROOM, (name, nbytes)
-        # Generous: it is minutes or forever without a bound.
+        # A generous limit: without the budget, these files take minutes or never end.
         assert seconds < 60, name

@@ -1,7 +1,7 @@
-"""Every header that matters: present, absent, doubled, or changed between two answers.
+"""Headers of answers that are present, absent, repeated, or changed between two answers.
 
-A server has two versions of a file, of one size. The headers of an answer may be in any of these states,
-and the bytes may be from the other version or from another range. A reader returns the
+A server has two versions of a file, of one size. The headers of an answer may be in any of these states, and
+the bytes may be of the other version or of another range. A reader returns the
 first version or raises an error, and never mixes versions.
 """
 
@@ -25,7 +25,7 @@ from support.servers import Handler, Request, Server, serving
 pytestmark = pytest.mark.slow
 
 NODE = shutil.which("node")
-#: For each version, a header that takes a second request, and tensors that take a third.
+#: Both versions. Opening one takes two requests, since its header is long, and reading its tensors a third.
 FILES = [
     ingot.numpy.save({"a": np.full(300_000, number, "<i2")}, {"k": letter * 200_000})
     for number, letter in enumerate("AB")
@@ -42,7 +42,7 @@ class Answer:
     """The headers of a server: these replace its own, repeated as often as they are listed."""
 
     headers: Headers = field(default_factory=dict)
-    #: `own` bytes of the version that was opened, `other` ones of the other, or ones that were `packed`.
+    #: `own`: bytes of the opened version. `other`: bytes of the other version. `packed`: compressed bytes.
     body: str = "own"
     status: int = 206
 
@@ -85,7 +85,7 @@ def send(answer: Answer, handler: Handler, request: Request) -> None:
 
 @pytest.fixture
 def answering() -> Iterator[tuple[list[Case], Server]]:
-    """A server, and the cases that it has by their numbers in the path."""
+    """Yield a list of cases and a server. The path of a request is the number of a case."""
     cases: list[Case] = []
 
     def answer(handler: Handler, request: Request) -> None:
@@ -159,7 +159,7 @@ def versions(number: int) -> list[Headers]:
 def cases_of_versions(body: str) -> Iterator[Case]:
     """All version headers of the first answer and of the later ones."""
     for first, later in product(versions(0), versions(1 if body == "other" else 0)):
-        # Nobody can know better where the server says the same, or says nothing, of other bytes.
+        # A client cannot detect other bytes if the version headers are equal or absent.
         if body == "other" and said_alike(first, later):
             continue
         is_plain = all(len(set(values)) < 2 for values in first.values())
@@ -176,7 +176,7 @@ def test_handles_mix_no_versions(answering: tuple[list[Case], Server], body: str
     cases = list(cases_of_versions(body))
     assert len(cases) > 1000
     known = [Case(Answer({"ETag": ('"one"',)}), Answer({"ETag": ('"one"',)}), is_good=True)]
-    # A part of them here; all of them are the same few dozen ways to say a version, against each other.
+    # Only a part of the cases: all of them combine the same few dozen version headers.
     check(answering, known + cases[:: 1 if reader == "native" else 3], reader)
 
 

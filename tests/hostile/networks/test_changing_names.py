@@ -1,6 +1,6 @@
 """Names whose addresses change between two lookups (threat N4), and lookups without an answer (N10).
 
-Each with a nameserver in a network of its own.
+Each test runs a nameserver in its own network namespace.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-#: In a network of its own: 127.0.0.1 is the private address, and a public one lies on the same machine. The
-#: system's own resolver asks a server that names the public address first and the private one from then on.
+#: Runs in a network namespace. Its loopback device has 127.0.0.1, which is private, and a public address. The
+#: name server answers the first lookup with the public address, and later ones with the private address.
 SCRIPT = """
     import json, socket, socketserver, subprocess, sys, threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -99,7 +99,7 @@ def alone(tmp_path: Path, script: str, options: str) -> Any:
 
 def test_n4_changed_address_is_rejected(tmp_path: Path) -> None:
     code, asked, served = alone(tmp_path, SCRIPT, "timeout:1 attempts:1")
-    # The address that was checked is the one that was connected to: the first look led to the public server.
+    # The client connected to the address that it had checked: the public one of the first lookup.
     assert asked[0] == "93.184.216.34"
     assert served["93.184.216.34"] == 1
     # The second lookup, for the rest of the file, leads to the private address, which receives no request.

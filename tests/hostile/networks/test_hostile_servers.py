@@ -160,7 +160,8 @@ def test_n7_bytes_after_an_answer_are_ignored() -> None:
         forged = (
             f"HTTP/1.1 206 x\r\nContent-Range: bytes 0-9/{len(DATA)}\r\nContent-Length: 10\r\n\r\n0123456789"
         )
-        # Sent with the last byte. What came after the next request would be its answer, which is refused.
+        # Sent with the last byte. If the client kept these bytes, they would be the answer to its next
+        # request.
         handler.wfile.write(DATA[end - 1 : end] + forged.encode())
         handler.wfile.flush()
 
@@ -356,7 +357,7 @@ def test_n12_permanent_failure_is_not_retried(status: int, kind: type[OSError]) 
 
 @pytest.fixture
 def elsewhere() -> Iterator[Server]:
-    """Another server, which has the file too."""
+    """Run another server with the same file."""
     with serving(good(DATA), host="127.0.0.2") as server:
         yield server
 

@@ -1,6 +1,6 @@
-"""Thousands of answers that are wrong by chance: right bytes or an error, soon, and no secret anywhere.
+"""Thousands of random wrong answers: a client gets right bytes or an error, soon, and leaks no secret.
 
-`INGOT_ANSWERS` says how many. A case that fails is one number of a seed, and told so.
+`INGOT_ANSWERS` sets the number of answers. A failure names its seed and its number.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from support.record import note
 from support.servers import Handler, Request, Server, serving
 
 ANSWERS_OF_ONE_SEED = 3000
-#: Many times the sum of the options below: a machine may be busy.
+#: The longest time of a read in seconds: much more than the options below allow, since a machine may be busy.
 LONGEST = 60
 OPTIONS = {
     "retries": 2,
@@ -43,7 +43,7 @@ OPTIONS = {
 CLIENTS = 8
 
 
-#: All secrets begin with it. The second is how a password is sent.
+#: The start of every secret, and a password as it is sent.
 MARK = "s3cret"
 SENT = base64.b64encode(f"me:{MARK}".encode()).decode()
 
@@ -154,7 +154,7 @@ def rows(version: int) -> bytes:
     return b"".join(array[which].tobytes() for which in (slice(3), slice(290, None), [0, 150, 299]))
 
 
-# Return the possible results of each client: one version, or for a model one of each file.
+# The possible results of each client: the bytes of one version, for a model a version of each file.
 WHOLE = [version["m.safetensors"] for version in FILES]
 RIGHT: dict[Callable[[Client], bytes], list[bytes]] = {
     read_all: [letter + found for letter, found in zip((b"A", b"B"), of(), strict=True)],
@@ -212,7 +212,7 @@ def attempt(client: Client) -> Outcome:
 
 @dataclass
 class World:
-    """Two servers at two hosts, which have the cases by their numbers in the path."""
+    """Two servers on two hosts. The path of a request has the number of a case."""
 
     cases: dict[int, Case] = field(default_factory=dict)
     home: Server = field(init=False)
@@ -269,7 +269,7 @@ class Found:
 
 
 def tried(world: World, folder: Path, seed: int, least: int = ANSWERS_OF_ONE_SEED) -> Found:
-    """Have clients read until so many answers were given."""
+    """Let clients read until the servers have sent `least` answers."""
     found, numbers = Found(), count()
     while found.answers < least:
         for outcome in outcomes(world, folder, seed, islice(numbers, 20 * CLIENTS)):
@@ -292,13 +292,13 @@ def test_lies_are_refused_or_harmless(world: World, tmp_path: Path, seed: int) -
     note("lying server, answers", found.answers, len(found.wrong), slowest=round(found.longest, 1))
     print(dict(found.verdicts.most_common()))
     assert not found.wrong, "\n".join(found.wrong[:20])
-    # Neither is everything refused, nor nothing.
+    # Some reads succeed and some fail.
     right, total = found.verdicts["right"], found.verdicts.total()
     assert total // 10 < right < total - total // 10
 
 
 def test_world_finds_a_planted_lie(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Both versions are called the same.
+    # Both versions get the same version headers, which is an undetectable lie.
     monkeypatch.setattr(lies, "TAGS", ['"one"', '"one"'])
     monkeypatch.setattr(lies, "DATES", lies.DATES[:1] * 2)
     assert any("other bytes" in wrong for wrong in tried(world, tmp_path, 0).wrong)

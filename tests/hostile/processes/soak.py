@@ -1,8 +1,9 @@
-"""A training loop, for hours: it loads, steps, saves in the background and prunes, among many faults.
+"""A training loop for hours. It loads, steps, saves in the background and prunes, while faults happen.
 
-It loads from a disk, from a slow disk and from a flaky server. Processes that save beside it are
-killed. Now and then it rests. Its memory and descriptors are then as many as at its first rest, and
-its folder has only the checkpoints that it keeps. Every tensor holds the number of its step.
+It loads from a disk, from a slow disk and from a flaky server. Other processes save to the same folder and
+are killed. At times the loop rests. At each rest its memory and its number of descriptors must be as at the
+first rest, and its folder must have only the checkpoints to keep. The values of every tensor are the number
+of its step.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ LARGE = {"moment": ((9_000_000,), torch.float32)}
 #: Checkpoints that are kept.
 KEPT = 3
 STEPS_BEFORE_A_REST = 10
-#: Else there would be nothing to compare.
+#: The least number of rests, so that there is something to compare.
 FEWEST_RESTS = 6
 #: Possible messages of a client of a failing server.
 REFUSED = (ingot.SafetensorError, OSError)
 OPTIONS = {"retries": 2, "stall_timeout": 0.25, "timeout": 10, "connect_timeout": 2}
 
-#: Saves until it is killed, and says when it has begun.
+#: A program that saves until it is killed, and prints a line when it has begun.
 CHILD = """
 import ingot.torch, soak
 for step in range(int(sys.argv[2]), 1 << 40):
@@ -103,7 +104,7 @@ class Rest:
     @classmethod
     def now(cls) -> Rest:
         gc.collect()
-        # Freed memory that the allocator keeps is no growth.
+        # Freed memory that the allocator keeps does not count as growth.
         ctypes.CDLL(None).malloc_trim(0)
         return cls(anonymous_nbytes(), len(os.listdir("/proc/self/fd")), threads())
 
@@ -182,7 +183,7 @@ class Trainer:
         self.saving[name] = saved
 
     def prune(self) -> None:
-        """Two saves may run, and the oldest kept checkpoint is removed."""
+        """Wait until at most two saves run, and remove the oldest checkpoint."""
         while len(self.saving) > 2:
             name = next(iter(self.saving))
             self.saving.pop(name).result()
@@ -228,7 +229,7 @@ class Trainer:
             self.count("loaded from a server")
 
     def hold(self) -> None:
-        """A handle, which outlives its file."""
+        """Open a handle, and use it after its file is gone."""
         name, like = self.chosen()
         with ingot.safe_open(self.folder / name, "pt") as handle:
             part = handle.get_slice("embedding.weight")[5:9]
@@ -245,7 +246,7 @@ class Trainer:
     # --- other processes ---
 
     def kill(self) -> None:
-        """A process is killed while it replaces its own file. The next save removes leftovers."""
+        """Kill a process while it replaces a file of its own. The next save must remove the leftovers."""
         path = self.folder / "other.safetensors"
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         command = [sys.executable, "-c", PRELUDE + CHILD, str(path), str(self.step)]

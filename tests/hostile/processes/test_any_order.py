@@ -1,4 +1,4 @@
-"""Any order of all that writes and reads files, as `machine` has it; and that the machine finds faults."""
+"""Random sequences of all functions that write and read files. `machine` must find planted faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS_OF_ONE_SEED = 5000
 STEPS_OF_ONE_MACHINE = 50
 # Some machines end early.
 MACHINES = 115
-# Other machines each night.
+# `make nightly` runs other machines each night.
 FIRST = int(os.environ.get("INGOT_SEED", "0"))
 COUNT = int(os.environ.get("INGOT_STEPS", "10000")) // STEPS_OF_ONE_SEED
 
@@ -38,7 +38,7 @@ def run(number: int) -> None:
         stateful_step_count=STEPS_OF_ONE_MACHINE,
         suppress_health_check=list(HealthCheck),
         database=None,
-        # A machine that fails prints its steps, which are few. To find fewer takes many minutes: with
+        # A failing machine prints its few steps. To shrink them further takes many minutes: add
         # `Phase.shrink` here.
         phases=[Phase.generate],
     )
@@ -59,7 +59,7 @@ def test_files_and_handles_are_right_in_any_order(number: int) -> None:
     try:
         run(number)
     except BaseException as error:
-        # A process that is ended later prints nothing of it.
+        # Recorded now: if the process is killed later, it prints nothing.
         fault = {"seed": number, "fault": repr(error)}
         raise
     finally:
@@ -73,7 +73,7 @@ def test_machine_finds_planted_faults(fault: str, monkeypatch: pytest.MonkeyPatc
     merge, get_tensors = ingot.merge, ingot.safe_open.get_tensors
 
     def other_bytes(handle: ingot.safe_open[numpy.ndarray]) -> dict[str, numpy.ndarray]:
-        # The file that has the path now.
+        # Reads the file that has the path now, not the opened one.
         fresh = ingot.safe_open(handle.path, "np")
         return get_tensors(fresh) if fresh.keys() == handle.keys() else get_tensors(handle)
 

@@ -1,4 +1,4 @@
-"""A hostile environment: files that change while they are open, threads, forks."""
+"""Files that change while they are open, threads, and forks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ say([sorted(found), file.keys(), len(file), list(file.info("a").shape)])
 
 
 def test_truncated_unaligned_file_is_an_error_and_no_signal(path: Path) -> None:
-    # The tensors of such a file are copied out of the mapping.
+    # Tensors of a file that may change are copied out of the mapping.
     header = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},'
     header += b'"b":{"dtype":"F64","shape":[50000],"data_offsets":[1,400001]}}'
     file_of(header, 400_001, path)
@@ -102,7 +102,8 @@ say(sorted(codes))
 def test_copy_of_a_shrinking_file_is_an_error(path: Path, backend: str, read: str) -> None:
     ingot.numpy.save_file({"a": numpy.ones((1000, 1000), numpy.uint8)}, path)
     found = run(CUT_BY_ANOTHER, backend, read, folder=path.parent)
-    # Mended within the tick of the clock that it was opened in, it looks unchanged: then the read was short.
+    # If the file is restored within the resolution of its time stamps, it looks unchanged. Then the error is
+    # "short-read".
     assert set(found.said()) <= {"read", "changed", "short-read", "read-failed", "truncated"}
 
 

@@ -176,7 +176,7 @@ except KeyboardInterrupt:
 
 
 def test_save_allocates_bytes_as_it_fills_them(tmp_path: Path) -> None:
-    # Memory that is touched when it is made is touched while no other thread can run.
+    # To touch all memory at its allocation would block every other thread meanwhile.
     program = """
 import ingot._native
 nbytes, taken = 256 << 20, []

@@ -133,7 +133,7 @@ say([len(file), len(file.metadata() or {}), nbytes, peak - before, after - befor
 
 
 def opened_at(path: Path, times: float = 4) -> tuple[int, int]:
-    """The numbers of tensors and of metadata keys. Opening must take at most `times` the header."""
+    """Return the numbers of tensors and metadata keys. Opening may take `times` the header's size at most."""
     tensors, keys, nbytes, peak, after = run(OPENED, folder=path.parent).said()
     print(f"peak {peak / nbytes:.2f} times the header, {after / nbytes:.2f} held")
     assert peak <= times * nbytes
@@ -174,13 +174,14 @@ def test_header_of_long_shapes_takes_a_little_more_memory(path: Path, rank: int,
     shape = ",".join("0" * rank)
     entries = (empty(number, shape) for number in range(count))
     file_of(("{" + ",".join(entries) + "}").encode(), 0, path)
-    # A dimension is held in 8 bytes and may take 2 in the file: 4 times, beside the header itself.
+    # A dimension takes 8 bytes in memory and 2 in the file: 4 times the header, besides the header itself.
     assert opened_at(path, 5.1) == (count, 0)
 
 
 def test_header_of_many_bt_tensors_takes_no_more_memory_than_the_limit(path: Path) -> None:
-    # An entry of a `.bt` file may take 9 bytes, so what bounds the memory is a limit that upstream has too:
-    # the parsed header may take 100 MB. The bytes of the header come on top.
+    # An entry of a `.bt` file may take 9 bytes. Upstream's limit bounds the memory: the parsed header may
+    # take
+    # 100 MB, in addition to the bytes of the header.
     count = 1_500_000
     spec = {"dtype": "U8", "shape": [0], "data": b""}
     path.write_bytes(ingot.serialize({f"{number:x}": spec for number in range(count)}, format="bintensors"))
@@ -283,7 +284,7 @@ def test_open_and_save_leak_nothing(path: Path, backend: str, framework: str) ->
     before, after, mapped, still_mapped, grown = run(LEAKS, backend, framework, folder=path.parent).said()
     assert before == after
     assert mapped == still_mapped == 0
-    # 1500 leaked files of 240 kB would be 360 MB, 1500 leaked messages still some.
+    # 1500 leaked files of 240 kB would be 360 MB. 1500 leaked messages would still exceed this limit.
     assert grown < 4 << 20
 
 

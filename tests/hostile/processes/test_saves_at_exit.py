@@ -34,7 +34,7 @@ def save():
     print("said")
 """
 
-# Ways for that to be called while the interpreter exits. Each may say why it is not.
+# Ways to call `save` while the interpreter exits.
 CALLS = {
     "atexit": "import atexit; atexit.register(save)",
     "atexit, a method": """
@@ -98,7 +98,7 @@ def test_background_save_finishes_or_fails_loudly_at_exit(tmp_path: Path, import
     ended = python("-c", IMPORTS[imports] + SAVE + CALLS[call], folder=tmp_path, PYTHONSAFEPATH="1")
     if "said" in ended.out:
         assert (ended.code, ended.err) == (0, "")
-        # The last of several to one path.
+        # Of several saves to one path, the last one stays.
         assert set(ingot.numpy.load_file(tmp_path / "file")["a"]) == {2.0}
     else:
         assert "Error" in ended.err

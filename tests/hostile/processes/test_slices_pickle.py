@@ -1,4 +1,4 @@
-"""Slices that are sent to other processes, as a `DataLoader` sends them to its workers."""
+"""Slices that are pickled for other processes, as a `DataLoader` does for its workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 class Opened(ingot.safe_open):
-    """An option that a program may set."""
+    """A subclass, such as a program may define."""
 
 
 KINDS["derived"] = Opened
@@ -47,7 +47,7 @@ def again(part: Any, protocol: int = pickle.HIGHEST_PROTOCOL) -> Any:
 def test_slice_is_pickled_like_its_handle(path: Path, kind: str, framework: str, backend: str) -> None:
     with KINDS[kind](path, framework, backend=backend) as file:
         part, handle = file.get_slice("b"), again(file)
-    # It outlives the handle, and can be sent then too.
+    # The slice can be used and pickled after the handle is gone.
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         sent = again(part, protocol)
         assert type(sent) is type(part) is type(handle.get_slice("b"))

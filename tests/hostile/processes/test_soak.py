@@ -1,6 +1,6 @@
-"""A training loop among kills, on a slow disk and with a flaky server: nothing is wrong, and nothing is left.
+"""A training loop with kills, a slow disk and a flaky server reads no wrong bytes and leaves no files behind.
 
-`INGOT_SOAK` says for how many seconds.
+`INGOT_SOAK` sets the duration in seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.servers import Handler, Request, serving
 pytestmark = pytest.mark.slow
 
 MOST_GROWTH = 2 << 20
-#: Each new arena of malloc would count as growth, though it is used again.
+#: One arena of malloc: a new arena would count as growth, although malloc reuses its memory.
 ARENAS = {"MALLOC_ARENA_MAX": "1"}
 SECONDS = os.environ.get("INGOT_SOAK", "20")
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def slow(tmp_path: Path, folder: Path) -> Iterator[Path | str]:
-    """The same folder on a disk that takes its time; nowhere, where there can be no such disk."""
+    """Yield the same folder on a slow disk, or an empty text if this machine cannot mount one."""
     with ExitStack() as ending:
         place = tmp_path / "slow"
         if slow_disk.missing() is None:
@@ -51,7 +51,7 @@ def slow(tmp_path: Path, folder: Path) -> Iterator[Path | str]:
 
 @pytest.fixture
 def url(folder: Path) -> Iterator[str]:
-    """The same folder behind a server, a third of whose answers fail."""
+    """Yield the URL of a server with the same folder. A third of its answers fail."""
     dice = random.Random(0)
 
     def answer(handler: Handler, request: Request) -> None:
@@ -86,7 +86,7 @@ def test_training_loop_leaves_nothing(folder: Path, slow: Path | str, url: str) 
     assert found["left"] == []
     assert (found["descriptors"], found["threads"]) == (0, 0)
     assert found["grown by"] <= MOST_GROWTH
-    # No step was skipped.
+    # The loop has used every way to load and to save.
     tried = {"loaded", "loaded from a server", "held", "killed", "saved staged", "saved sharded"}
     assert tried <= found["counts"].keys()
 

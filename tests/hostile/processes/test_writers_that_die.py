@@ -1,4 +1,4 @@
-"""Writers whose process is killed: their data is never mixed with the data of another run."""
+"""The process of a writer is killed. Its data is never mixed with the data of another run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ sys.stdin.read()
 
 @contextmanager
 def running(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that has said that it is ready. It is killed in the end, if it has not ended."""
+    """Run a program until it reports that it is ready. Kill it at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", PRELUDE + program, *map(str, arguments)],
         env=ENVIRONMENT,
@@ -70,7 +70,7 @@ def killed(process: subprocess.Popen[str]) -> None:
 
 
 def orphan(path: Path, rows: int, value: float = 1.0) -> None:
-    """Leave a file whose writer wrote so many rows before it was killed."""
+    """Leave an unfinished file whose writer wrote `rows` rows before it was killed."""
     with running(CREATOR + WAIT, path, rows, value) as creator:
         killed(creator)
 
@@ -116,7 +116,7 @@ def test_writer_join_without_a_creator_mixes_no_runs(path: Path, rows: int) -> N
         assert "killed" in str(error)
         assert 'orphaned="finish"' in str(error)
     assert set(values(path)) == {0.0}
-    # The next run begins anew, and its helpers join that.
+    # The next run starts a new file, which its helpers join.
     with ingot.Writer(path, SPECS, overwrite=True) as writer, ingot.Writer.join(path) as guest:
         assert fill(guest, 2.0) == list(range(ROWS))
         writer.commit()
@@ -129,7 +129,7 @@ def test_writer_join_without_a_creator_mixes_no_runs(path: Path, rows: int) -> N
 def test_writer_join_finishes_an_orphaned_file(path: Path, rows: int, commits: bool) -> None:
     orphan(path, rows)
     with ingot.Writer.join(path, orphaned="finish") as writer:
-        # It is the creator now: it keeps others from beginning the file, and they may join.
+        # This writer is the creator now: other processes cannot start the file, but may join it.
         assert refusal(lambda: ingot.Writer(path, SPECS, overwrite=True)).code == "busy"
         with ingot.Writer.join(path) as guest:
             assert fill(guest, 2.0) == list(range(rows, ROWS))
@@ -161,7 +161,7 @@ def test_writer_guests_stop_without_the_creator(path: Path, rows: int) -> None:
         for call in (guest.commit, lambda guest=guest: guest.write("rows", numpy.zeros((0, 8), "f4"), [])):
             assert refusal(call).code == "orphaned"
         assert refusal(lambda: ingot.Writer(path, SPECS, overwrite=True)).code == "busy"
-        # It does not remove files that others may still finish.
+        # A save does not remove unfinished files that a guest may still finish.
         ingot.numpy.save_file({"rows": numpy.zeros((ROWS, 8), "f4")}, path)
         if guest is not guests[-1]:
             guest.close()
@@ -232,7 +232,7 @@ def test_writer_finish_has_one_creator(path: Path) -> None:
 
 
 FORKS = """
-# What the children hold of it must not pass for the creator, nor keep others from the file.
+# A forked child must not count as the creator, and must not keep other processes from the file.
 reading, writing = os.pipe()
 if os.fork() == 0:
     os.close(writing)
@@ -259,7 +259,7 @@ def test_writer_fork_is_not_the_creator(path: Path, kind: str) -> None:
         'writer.write("a", numpy.zeros(3))\n',
     }
     with running(makes[kind] + FORKS, path, 4, 1.0) as creator:
-        # Its child waits for a pipe that closes with it, and is called before it notices.
+        # The forked child ends soon after the creator, and may still run during the calls below.
         os.kill(creator.pid, signal.SIGSTOP)
         assert creator.stdout is not None
         killed(creator)
@@ -273,8 +273,8 @@ def test_writer_fork_is_not_the_creator(path: Path, kind: str) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-# The call in which the creator is killed, and how many rows count: it has begun the third; or all is written
-# but the name.
+# The call in which the creator is killed, and the number of complete rows: it has begun the third row, or has
+# written all rows and not renamed the file.
 MOMENTS = {"a row": ("pwrite64:delay_enter=60s:when=4", 2), "the name": ("renameat:delay_enter=60s", ROWS)}
 
 
@@ -298,15 +298,15 @@ def test_writer_rewrites_what_the_creator_began(path: Path, moment: str) -> None
         creator = strace.stdout.readline()
         if not creator:
             pytest.skip("strace cannot do this here")
-        # It is in that call when nothing moves any more.
+        # strace has stopped the creator in that call once its state stays the same.
         held = 0
         while held < 30:
             held = held + 1 if state(int(creator)) == "t" else 0
             time.sleep(0.01)
         os.kill(int(creator), signal.SIGKILL)
-        # It would wait for the rest of the minute.
+        # strace would delay the call for the rest of the minute.
         strace.kill()
-    # Each of its threads keeps its files open until it is gone.
+    # Every thread of the creator keeps the files open until it has ended.
     while threads(int(creator)) > 1 or state(int(creator)) not in ("gone", "Z"):
         time.sleep(0.01)
     assert refusal(lambda: ingot.Writer.join(path)).code == "orphaned"
@@ -318,7 +318,7 @@ def test_writer_rewrites_what_the_creator_began(path: Path, moment: str) -> None
 
 
 def threads(pid: int) -> int:
-    """How many threads a process has left; one that is dead and not waited for counts as one."""
+    """Return the number of threads that a process has left. A zombie has one."""
     try:
         return len(os.listdir(f"/proc/{pid}/task"))
     except (FileNotFoundError, ProcessLookupError):

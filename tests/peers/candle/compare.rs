@@ -1,9 +1,10 @@
-//! What a program on candle does with ingot in the place of the safetensors crate, and without.
+//! A program that uses candle behaves the same with ingot in place of the safetensors crate.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The two programs: with ingot, and as candle comes. The Makefile builds the other into the same folder.
+/// Return the two programs: the one with ingot, and the one with the safetensors crate, which the Makefile builds into
+/// the same folder.
 fn programs() -> [PathBuf; 2] {
     let ours = PathBuf::from(env!("CARGO_BIN_EXE_candle-on-ingot"));
     let theirs = ours.with_file_name("candle-on-upstream");
@@ -15,7 +16,7 @@ fn programs() -> [PathBuf; 2] {
     [ours, theirs]
 }
 
-/// What `program` prints.
+/// Run `program`, and return its output.
 fn said(program: &Path, command: &str, path: &Path) -> String {
     let ended = Command::new(program).arg(command).arg(path).output().unwrap();
     assert!(
@@ -26,7 +27,7 @@ fn said(program: &Path, command: &str, path: &Path) -> String {
     String::from_utf8(ended.stdout).unwrap()
 }
 
-/// Both save, and the files are the same; then each loads what the other saved, and both say the same.
+/// Save with both programs, and compare the files. Load each file with the other program, and compare the output.
 fn saves_and_loads_as_upstream(save: &str, load: &str) {
     let folder = tempfile::tempdir().unwrap();
     let programs = programs();

@@ -1,5 +1,4 @@
-//! A program on candle as anybody writes it. It is built twice: as candle comes, and with ingot in the place of the
-//! safetensors crate.
+//! An ordinary program that uses candle. It is built twice: with the safetensors crate, and with ingot in its place.
 
 use std::path::Path;
 
@@ -19,7 +18,7 @@ fn main() {
         _ => Err(Error::Msg(format!("no such command: {arguments:?}"))),
     };
     if let Err(fault) = done {
-        // The kind only: the messages differ, and may.
+        // Only the kind of error: the messages may differ.
         println!("refused: {}", kind(&fault));
     }
 }
@@ -36,7 +35,7 @@ fn kind(fault: &Error) -> &'static str {
     }
 }
 
-/// A small network whose layers are made by `vb`: found there, or drawn at random.
+/// Run a small network. `vb` has its weights, or draws them at random.
 fn run(vb: &VarBuilder<'_>) -> Result<Tensor> {
     let embedding = candle_nn::embedding(50, 16, vb.pp("embedding"))?;
     let norm = candle_nn::layer_norm(16, 1e-5, vb.pp("norm"))?;
@@ -53,7 +52,7 @@ fn save_model(path: &Path) -> Result<()> {
     let variables = VarMap::new();
     let vb = VarBuilder::from_varmap(&variables, DType::F32, &CPU);
     run(&vb)?;
-    // candle draws at random, without a seed: each program has to have the same numbers.
+    // candle's random numbers have no seed, and both programs need the same weights.
     for (name, variable) in variables.data().lock().unwrap().iter() {
         let count = variable.elem_count();
         let salt = name.bytes().map(f64::from).sum::<f64>();

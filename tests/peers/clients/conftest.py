@@ -1,6 +1,6 @@
-"""Keeps `pytest tests` out of here where the libraries are missing.
+"""Excludes this folder from `pytest tests` if the libraries are not installed.
 
-`make test-clients` fails then: a run without a test is an error of pytest's.
+`make test-clients` fails then, since pytest reports a run without tests as an error.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PINS = dict(
     for line in (HERE.parents[2] / "requirements" / f"{name}.txt").read_text().split()
     if "==" in line
 )
-# The flows, and what pip calls the library of each.
+# The flows, each with the package name of its library.
 FLOWS = {
     "accelerate": "accelerate",
     "diffusers": "diffusers",
@@ -53,7 +53,7 @@ class Runs:
 
 @pytest.fixture(scope="module", params=FLOWS)
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    """Run both sides at once: each saves, loads its own files, and then the files of the other."""
+    """Run both sides at once. Each saves, loads its own files, and then loads the files of the other side."""
     flow, folder = request.param, tmp_path_factory.mktemp(request.param)
     with ThreadPoolExecutor() as pool:
         real = pool.submit(run, flow, folder, [], own="real", other="ingot")
@@ -77,9 +77,9 @@ def run(flow: str, folder: Path, options: list[str], *, own: str, other: str) ->
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "CUDA_VISIBLE_DEVICES": "",
-        # Some libraries write sets down.
+        # Some libraries write sets, in the order of the hash seed.
         "PYTHONHASHSEED": "0",
-        # Two processes at a time. Sums in another order are other sums, so both must have as many threads.
+        # Both processes need the same number of threads: sums in another order have other rounding errors.
         "OMP_NUM_THREADS": "1",
     }
     program = [sys.executable, *options, str(HERE / "flows" / f"with_{flow}.py"), str(report), *steps]
@@ -125,7 +125,7 @@ def test_flows_save_the_same_files(runs: Runs) -> None:
     for file in files:
         theirs, own = (real / file).read_bytes(), (ours / file).read_bytes()
         if file.suffix == ".safetensors" and len(parts(theirs)[0].get("__metadata__", {})) > 1:
-            # The wheel writes its metadata keys in an order of chance.
+            # The wheel writes metadata keys in random order.
             assert parts(own) == parts(theirs), file
         else:
             assert own == theirs, file

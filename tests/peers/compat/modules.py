@@ -28,7 +28,7 @@ RealError: type[Exception] = safetensors.SafetensorError
 
 
 def in_a_fresh_process(*args: str, **variables: str) -> str:
-    """Return the output of a Python with these arguments, with ingot first on its path."""
+    """Run Python with these arguments and ingot first on its path, and return the output."""
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **variables}
     done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=environment)

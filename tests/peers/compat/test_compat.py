@@ -1,4 +1,4 @@
-"""`ingot.compat`: the names, the modules and the programs of `safetensors`, held against the wheel."""
+"""`ingot.compat`: names, modules and programs of `safetensors`, compared with the wheel."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_compat_has_every_name(compat: SimpleNamespace, module: str) -> None:
 
 
 def fits(ours: Any, theirs: Any) -> bool:
-    """Return whether ours takes the calls of theirs: the same order, names and defaults."""
+    """Return whether our function accepts every call of theirs: the same names in the same order, and the same defaults."""
     own, other = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     shared = [name for name in own if name in other]
     more = [own[name] for name in own if name not in other]
@@ -157,7 +157,7 @@ def test_signature_check_finds_a_difference(ours: Any) -> None:
 
 
 def test_compat_tables_equal_the_wheels(compat: SimpleNamespace) -> None:
-    # And nothing else: programs make sets of dtypes of them.
+    # The tables have no further entries, since programs make sets of dtypes of them.
     assert compat.torch._TYPES == REAL.torch._TYPES
     assert compat.torch._SIZE == REAL.torch._SIZE
     assert compat.numpy._TYPES == REAL.numpy._TYPES
@@ -180,7 +180,7 @@ def test_compat_dtypes_table_can_be_extended(compat: SimpleNamespace, code: str)
     data = ingot.torch.save(tensors)
     assert {name: tensor.dtype for name, tensor in compat.torch.load(data).items()} == both
     compat.torch._TYPES[code] = both[code]
-    # Now by the table; the other one is still loaded.
+    # The changed table decides one dtype. The other one is still loaded.
     assert {name: tensor.dtype for name, tensor in compat.torch.load(data).items()} == both
     assert compat.torch._getdtype(code) is both[code]
 

@@ -1,4 +1,4 @@
-"""`ingot.compat`: handles, prefetch, buffers and the functions of torch and numpy do as the wheel's."""
+"""`ingot.compat`: handles, prefetch, buffers and the functions of torch and NumPy act as the wheel's do."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_safe_open_has_metadata_of_a_tensor(compat: SimpleNamespace, path: Path)
 def test_safe_open_reads_its_open_file(compat: SimpleNamespace, path: Path, tmp_path: Path) -> None:
     with path.open("rb") as opened:
         opened.read(3)
-        # Another file takes the name: not the one that was opened.
+        # Another file gets the name. The handle still reads the opened one.
         ingot.torch.save_file({"other": torch.ones(1)}, tmp_path / "other")
         (tmp_path / "other").replace(path)
         file = compat.top._safe_open_handle(opened, "pt")
@@ -231,7 +231,7 @@ def test_save_file_writes_the_files_of_the_wheel(compat: SimpleNamespace, tmp_pa
         wanted = REAL.torch.save(tensors, texts)
         assert compat.torch.save(tensors, texts) == wanted
         assert compat.numpy.save(arrays, texts) == wanted
-        # The name says bintensors to ingot, and nothing to upstream.
+        # ingot itself would write this name as bintensors. Upstream ignores the extension.
         compat.torch.save_file(tensors, tmp_path / "t.bt", metadata=texts)
         assert (tmp_path / "t.bt").read_bytes() == wanted
         compat.numpy.save_file(arrays, tmp_path / "n.bt", metadata=texts)
@@ -289,7 +289,7 @@ def test_save_model_and_load_model_equal_the_wheels(compat: SimpleNamespace, tmp
         assert load(model, tmp_path / "ours") == (set(), [])
         assert load(nn.Linear(2, 2), tmp_path / "ours", strict=False)[0] == {"weight", "bias"}
     with warnings.catch_warnings():
-        # Upstream says nothing of another dtype.
+        # Upstream does not warn about another dtype.
         warnings.simplefilter("error")
         compat.torch.load_model(model.half(), tmp_path / "ours")
 

@@ -26,9 +26,9 @@ def test_errors_are_caught_by_both_classes(compat: SimpleNamespace, path: Path) 
         with pytest.raises(kind):
             file.get_tensor("nope")
         with pytest.raises(kind):
-            # ingot's own, for a library that was started without compat.
+            # ingot's own error class, for a library that does not use compat.
             ingot.safe_open(path, "pt").get_tensor("nope")
-    # A library that took the real function before raises the real class.
+    # A library that imported the wheel's function before `install` raises the wheel's class.
     with pytest.raises(compat.top.SafetensorError):
         REAL.torch.load(b"")
     assert issubclass(ingot.TensorNotFoundError, (RealError, KeyError))

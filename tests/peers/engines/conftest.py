@@ -1,6 +1,6 @@
 """Exclude tests that need the engines from `pytest tests`. `make test-engines` runs them.
 
-`make test-engines` fails where they are missing: it names these files.
+`make test-engines` names these files, and fails if the engines are missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Trainer of Lightning, and Fabric, save and resume by ingot's `CheckpointIO`."""
+"""Lightning's Trainer and Fabric save and resume through ingot's `CheckpointIO`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ingot.engines.lightning import CheckpointIO
 from support.errors import raises
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-# One library under two names.
+# Both packages contain the same library.
 LIBRARIES = ["lightning.pytorch", "pytorch_lightning"]
 
 
@@ -40,7 +40,7 @@ def module_of(pl: Any, **hyperparameters: Any) -> Any:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.rate)
-            # Its state has a Counter.
+            # The state of this class has a Counter.
             return [optimizer], [torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3, 3])]
 
     torch.manual_seed(3)

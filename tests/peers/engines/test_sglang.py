@@ -1,4 +1,4 @@
-"""SGLang's own loader, iterators and plugins, on the CPU, with ingot for what reads the files."""
+"""SGLang's own loader, iterators and plugins on the CPU, with ingot as the reader of the files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_sglang_loads_without_ingot(folder: Path, tmp_path: Path, plugins: str, 
 def test_sglang_pipeline_stage_reads_its_layers(folder: Path, tmp_path: Path) -> None:
     files = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     read = loaded(folder, tmp_path, "ingot", {"ingot": {"backend": "pread"}})["nbytes_read"]
-    # Half of the layers, and other reads of the process.
+    # Half of the layers, and bytes that the process reads elsewhere.
     assert read < 0.65 * files
 
 

@@ -1,4 +1,4 @@
-"""vLLM's own loader, groups, models and layers, on the CPU, with ingot for what reads the files.
+"""vLLM's own loader, groups, models and layers on the CPU, with ingot as the reader of the files.
 
 No part of vLLM is replaced. It is installed without kernels: models are made and loaded, and never run.
 """
@@ -36,7 +36,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-# Its platform, which it asks its distribution for where it is installed.
+# vLLM reads its platform from the version of its installed distribution.
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 ENVIRONMENT = {
     **os.environ,

@@ -22,7 +22,7 @@ import sglang
 import torch
 from sglang.srt.plugins import load_plugins
 
-# Before anything else of it is imported, as the server does.
+# Before any other module of SGLang is imported, as its server does.
 load_plugins()
 
 from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
@@ -36,7 +36,7 @@ from ingot.engines import _weights  # noqa: E402
 
 
 class Model(torch.nn.Module):
-    """It has the second half of the layers, as the last rank of a pipeline."""
+    """A model with the second half of the layers, as on the last rank of a pipeline."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()

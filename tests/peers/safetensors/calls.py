@@ -1,6 +1,6 @@
 """Calls of safetensors that go wrong, or nearly: every public function with odd values for each argument.
 
-Each takes the modules to call, the wheel's or ours, and a folder that `furnish` has filled.
+Each call takes the modules to use, the wheel's or ours, and a folder that `furnish` has filled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from peers.safetensors.givens import (
 )
 
 Call = Callable[[SimpleNamespace, pathlib.Path], Any]
-#: The values of an argument, by the words that a name has for them.
+#: The values of an argument, by the words for them in the name of a call.
 Axis = Mapping[str, Any] | Sequence[Any]
 
 

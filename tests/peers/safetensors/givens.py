@@ -70,7 +70,7 @@ def furnish(place: pathlib.Path) -> None:
     (place / "folder").mkdir()
     state = {"weight": numpy.zeros((2, 2), numpy.float32), "bias": numpy.zeros(2, numpy.float32)}
     (place / "linear").write_bytes(safetensors.numpy.save(state))
-    # A module whose state lacks one, and one whose state has one of another shape.
+    # A module whose state lacks a tensor, and one whose state has a tensor of another shape.
     (place / "short").write_bytes(safetensors.numpy.save({"weight": state["weight"]}))
     (place / "long").write_bytes(safetensors.numpy.save({**state, "more": state["bias"]}))
     (place / "other shape").write_bytes(safetensors.numpy.save({**state, "bias": numpy.zeros(3)}))
@@ -81,7 +81,7 @@ class Subclass(torch.Tensor):
 
 
 class Fspath:
-    """A path by protocol, to nothing."""
+    """An object with `__fspath__` whose path does not exist."""
 
     def __fspath__(self) -> str:
         return "nope"
@@ -94,7 +94,7 @@ class NoFspath:
         return 3
 
 
-# Arguments in place of a path; a function of the folder if they are in the folder.
+# Arguments in place of a path. A function returns an argument for a given folder.
 PATHS: dict[str, Any] = {
     "missing": lambda place: place / "nope",
     "missing, as bytes": lambda place: str(place / "nope").encode(),
@@ -363,7 +363,7 @@ INDICES: dict[str, Any] = {
 
 
 def given(value: Any, place: pathlib.Path) -> Any:
-    """A value of `PATHS`."""
+    """Return a value of `PATHS` for a folder."""
     return value(place) if callable(value) else value
 
 
@@ -448,7 +448,7 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "F4 scalar": {"dtype": "float4_e2m1fn_x2", "shape": []},
 }
 
-# Tensors for `serialize`; a function of the modules.
+# Tensors for `serialize`. A function returns tensors for given modules.
 SERIALIZED: dict[str, Callable[[SimpleNamespace], Any]] = {
     "None": lambda m: None,
     "list": lambda m: [],

@@ -1,4 +1,4 @@
-"""The result of a call, as a value that is equal for both if callers see no difference."""
+"""Results of calls as plain values, which are equal if a caller sees no difference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seen(value: Any) -> Any:
-    """A plain value in place of `value`."""
+    """Return a plain value that describes `value`."""
     if isinstance(value, torch.Tensor):
         return type(value).__name__, str(value.dtype), tuple(value.shape), str(value.device), bytes_of(value)
     if isinstance(value, numpy.ndarray):
@@ -48,7 +48,7 @@ def bytes_of(tensor: torch.Tensor) -> Any:
 
 
 def file_of(data: bytes) -> Any:
-    """A file, whose writers may order the metadata as they like; any other bytes as they are."""
+    """Return a file's contents without the order of its metadata, or any other bytes unchanged."""
     begin = 8 + int.from_bytes(data[:8], "little")
     if not 10 <= begin <= len(data):
         return data

@@ -1,7 +1,7 @@
 """ingot against the wheels of safetensors and bintensors.
 
-What ingot accepts, they accept, and every byte of every tensor is the same. Where they part is listed in
-DIFFERENCES.toml, all of it and nothing else.
+The wheels accept every file that ingot accepts, and all bytes of all tensors are equal. DIFFERENCES.toml
+lists every difference, and nothing else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMAT_OF = {vector.name: vector.format for vector in vectors()}
 
 
 def ours(file: bytes, limit: int | None = None) -> tuple[str, list[tuple[str, dict[str, Any]]] | None]:
-    """The code of the refusal, or none of it and the tensors."""
+    """Return the code of ingot's error, or an empty code and the tensors."""
     try:
         Checkpoint.from_buffer(file, max_header_size=limit)
     except ingot.HeaderError as fault:
@@ -113,7 +113,7 @@ def agree(format: str, file: bytes) -> None:
         assert code in codes_of_differences(format), file
 
 
-# Bytes that mean something in one of the headers, or nearly.
+# Bytes with a meaning in a header, and their neighbours.
 TELLING = b'\x00\x01\x02\n\x0f "+,-.019:[\\]_aeU{}\x80\xed\xfa\xfb\xfc\xfd\xfe\xff'
 SHORT = [vector for vector in vectors() if len(vector.file()) < 200]
 
@@ -122,7 +122,7 @@ SHORT = [vector for vector in vectors() if len(vector.file()) < 200]
 def test_vectors_with_one_byte_changed_agree(vector: Vector) -> None:
     file = vector.file()
     nbytes = int.from_bytes(file[:8], "little")
-    # Where a byte comes or goes the length is put right, so that the change lies inside the header.
+    # The stored length is adjusted if a byte is inserted or removed, so that the change stays in the header.
     shorter, longer = (((nbytes + by) % 2**64).to_bytes(8, "little") for by in (-1, 1))
     for at in range(len(file)):
         agree(vector.format, file[:at])
@@ -188,7 +188,7 @@ def test_random_files_agree(format: str, data: st.DataObject) -> None:
     assert {name: (tuple(t["shape"]), bytes(t["data"])) for name, t in tensors_upstream} == expected
 
 
-# How the wheels spell the dtypes of the vectors that they can write, and how many bytes an element takes.
+# The wheels' names of the dtypes that they can write, and the bytes of an element.
 SPELLED = {
     "U8": ("uint8", 1),
     "I8": ("int8", 1),

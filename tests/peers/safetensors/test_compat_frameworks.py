@@ -18,7 +18,7 @@ import ingot.compat
 import ingot.numpy
 from support.compat import installed
 
-# In the order of their imports: paddle ends the process that has imported tensorflow before.
+# In the order of import: paddle crashes in a process that has imported tensorflow before.
 NAMES = {"paddle": "paddle", "flax": "jax", "tensorflow": "tensorflow", "mlx": "mlx.core"}
 PRIVATE = {
     "flax": {"_np2jnp", "_jnp2np"},
@@ -44,7 +44,7 @@ LACKS = {
     "mlx": {"F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
     "paddle": {"U16", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F4"},
 }
-# The dtypes that frameworks make of 64-bit dtypes by default.
+# The dtypes to which frameworks convert 64-bit dtypes by default.
 NARROW = {"flax": {"F64": "float32", "I64": "int32", "U64": "uint32"}, "mlx": {"F64": "float32"}}
 CONVERSIONS = {
     "flax": ("_np2jnp", "_jnp2np"),

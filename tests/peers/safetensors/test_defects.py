@@ -42,7 +42,7 @@ say(hashlib.sha256(ingot.numpy.save({name: array for name in set("abc")}, metada
 
 
 def test_save_file_takes_no_memory_by_address() -> None:
-    """0.8.0 takes a number for an address and reads there: a wrong one is a SIGSEGV."""
+    """0.8.0 accepts a number as an address and reads there. A wrong number ends in SIGSEGV."""
     for data in (0, 4096, None, "text"):
         with pytest.raises(TypeError, match="`a`"):
             ingot.serialize({"a": {"dtype": "F32", "shape": [1024], "data": data}})
@@ -53,7 +53,7 @@ def test_save_file_takes_no_memory_by_address() -> None:
 
 
 def test_save_holds_the_tensors_once_more() -> None:
-    """0.8.0 holds them twice more."""
+    """0.8.0 needs memory for two more copies of the tensors."""
     grown = run("""
 array = numpy.ones(64 << 20, numpy.uint8)
 forget_peak()
@@ -79,7 +79,7 @@ def test_save_file_lets_other_threads_run(tmp_path: Path) -> None:
     reader.start()
     ingot.numpy.save_file({"a": numpy.zeros(8 << 20, numpy.uint8)}, fifo)
     reader.join()
-    # 0.8.0 puts a file in its place.
+    # 0.8.0 replaces the FIFO by a file.
     assert fifo.is_fifo()
     assert sum(received) > 8 << 20
 
@@ -121,7 +121,7 @@ assert "ml_dtypes" not in sys.modules
 
 
 def test_load_file_of_bfloat16_needs_no_import(tmp_path: Path) -> None:
-    """0.8.0: numpy reads it only when the caller has imported ml_dtypes."""
+    """In 0.8.0, `numpy.load_file` reads bfloat16 only if the caller has imported ml_dtypes."""
     data = ingot.numpy.save({"a": numpy.array([1, 2], ml_dtypes.bfloat16)})
     program = """
 found = [ingot.numpy.load_file("t")["a"], ingot.safe_open("t", "np").get_slice("a")[:]]

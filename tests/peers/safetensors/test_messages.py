@@ -3,7 +3,7 @@
 Both return and write the same. The same `except` clauses catch the errors of both, and the messages contain
 the words that programs search for. MESSAGES.toml lists all differences, and only differences.
 
-The wheel is the one that is installed: 0.8.0 in `.venv`, and 0.9.0rc1 where `make test-rc` runs this.
+The installed wheel is compared: 0.8.0 in `.venv`, and 0.9.0rc1 in `make test-rc`.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def compared(theirs: Outcome, ours: Outcome) -> str | None:
 
 
 def pattern(text: str) -> re.Pattern[str]:
-    """Return whether a name of a call matches a pattern, in which ``*`` is any text."""
+    """Return a regular expression for names of calls, in which ``*`` matches any text."""
     return re.compile(".*".join(map(re.escape, text.split("*"))))
 
 

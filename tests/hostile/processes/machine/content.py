@@ -1,4 +1,4 @@
-"""The expected contents of a file, and its actual contents by a reader that is not ingot's."""
+"""The expected contents of a file, and a simple reader without ingot for its actual contents."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def numbered(number: int, dtype: str, shape: Sequence[int]) -> Array:
 
 @dataclass(frozen=True)
 class Model:
-    """What a file, or a checkpoint in a folder, has to hold. Nothing in it changes."""
+    """The expected contents of a file or of a checkpoint in a folder. Immutable."""
 
     tensors: Tensors
-    #: None where it is spread over an index and its files.
+    #: None for a checkpoint, whose index and files each have metadata.
     metadata: dict[str, str] | None
 
 
@@ -42,14 +42,14 @@ def assert_same(found: Tensors, expected: Tensors) -> None:
 
 
 def texts(metadata: dict[str, Any] | None) -> dict[str, str]:
-    """What a caller stored, without what ingot keeps of the tensors."""
+    """Return the caller's metadata, without the records that ingot adds about tensors."""
     return {
         key: text for key, text in (metadata or {}).items() if not key.startswith(("ingot.", "modelspec."))
     }
 
 
 def read_plainly(path: Path) -> Model:
-    """A file of safetensors, by nothing of ingot's."""
+    """Read a safetensors file without ingot."""
     data = path.read_bytes()
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])

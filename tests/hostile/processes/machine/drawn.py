@@ -1,4 +1,4 @@
-"""What a step draws: names, contents, options."""
+"""Strategies for the random arguments of a step: names, contents, options."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from .content import DTYPES
 
-# The last takes many pages.
+# The last shape takes many pages.
 SHAPES = [(), (0,), (3,), (2, 3), (5, 1, 2), (40, 50), (70_000,)]
 NAMES = ["a", "b", "c.weight", 'quo"te', "ö"]
 FILES = ["a.safetensors", "b.safetensors", "c.bt"]
-# Each has files of one pattern: others would stay beside them.
+# A save replaces files of its own pattern only, so that each folder has one pattern.
 FOLDERS = {"s": "model{suffix}.safetensors", "t": "model{suffix}.bt"}
 
 SPECS = st.dictionaries(
@@ -33,7 +33,7 @@ LAYOUT = st.fixed_dictionaries(
         ),
     },
 )
-# One of what there is, by its number modulo how many there are.
+# A choice among existing objects: the number modulo their count.
 ANY = st.integers(0, 59)
 FILE = st.sampled_from(FILES)
 BACKEND = st.sampled_from(["auto", "mmap", "pread"])

@@ -1,4 +1,4 @@
-"""Rules that make files of files, and that change them; and what others do to files."""
+"""Rules that make files from files, that change files, and that act like other programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .folder import Folder, has_any, has_file
 
 
 class Edits(Folder):
-    """What edits, rewrites, merges, splits, converts and moves."""
+    """Rules that edit, rewrite, merge, split, convert and move."""
 
     @precondition(has_file)
     @rule(
@@ -138,7 +138,7 @@ class Edits(Folder):
     @precondition(has_file)
     @rule(number=ANY, name=st.sampled_from(FILES[:2]), gone=st.booleans())
     def move(self, number: int, name: str, gone: bool) -> None:
-        """What others do to files."""
+        """Act like another program: remove a file, or rename it over another one."""
         source = self.pick(number, FILES[:2]) if self.models.keys() & set(FILES[:2]) else None
         if source is None:
             return

@@ -24,11 +24,11 @@ class Held:
 
     handle: ingot.safe_open[Any]
     model: Model
-    #: The number of the file, or of the folder, on its disk.
+    #: The inode of the file or of the folder.
     inode: int
-    #: Whether that file, and none in its place, was written to since; or anything in that folder.
+    #: Whether the opened file itself was written to since, or any file of the opened folder.
     is_written: bool = False
-    #: Its results, with their expected values, which never change.
+    #: Arrays that the handle returned, with their expected values, which never change.
     given: list[tuple[Array, Array]] = field(default_factory=list)
 
     def check(self, found: Tensors, expected: Tensors) -> None:
@@ -41,7 +41,7 @@ class Folder(RuleBasedStateMachine):
     """State of the folder for all rules."""
 
     root: ClassVar[Path]
-    #: Of all machines.
+    #: Counters over all machines.
     steps: ClassVar[int] = 0
     machines: ClassVar[int] = 0
 
@@ -70,7 +70,7 @@ class Folder(RuleBasedStateMachine):
         return tensors
 
     def settle(self, name: str, tensors: Tensors, metadata: dict[str, str] | None) -> None:
-        """`name` was written, and holds this."""
+        """Record that `name` was written with these contents, and check it."""
         self.models[name] = Model(tensors, metadata)
         self.check(name)
 
@@ -85,7 +85,7 @@ class Folder(RuleBasedStateMachine):
             assert found.metadata == model.metadata
 
     def written_into(self, name: str, *, into_data: bool) -> None:
-        """The file `name` is about to be written to, where it stands; or files in that folder replaced."""
+        """Record that `name` will be written in place or, if a folder, that its files will be replaced."""
         path = self.folder / name
         inode = path.stat().st_ino if path.exists() else None
         for held in self.held:

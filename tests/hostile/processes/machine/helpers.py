@@ -1,4 +1,4 @@
-"""Processes that write into files of others."""
+"""Processes that join the writers of other processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for line in sys.stdin:
 
 
 class Helper:
-    """A process that joins writers, again and again."""
+    """A process that joins one writer after another."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process

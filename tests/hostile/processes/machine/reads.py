@@ -19,8 +19,8 @@ from .drawn import ANY, BACKEND
 from .folder import Folder, Held, has_any, has_held
 
 MOST_HANDLES = 6
-# What a handle says of a file that was written to. A checkpoint opens its files when it needs them, and by
-# then there may be none of that name, or one with other tensors.
+# The errors of a handle whose file was written to. A checkpoint opens its files when it needs them. By then a
+# file may be missing, or have other tensors.
 CHANGED = (ingot.StorageError, ingot.CheckpointError, FileNotFoundError)
 
 

@@ -1,9 +1,10 @@
-"""Shared code of the flows: a flow saves into folders, loads from folders, and records the results.
+"""Shared code of the flows. A flow uses a library to save to folders and to load from them, and reports the
+results.
 
     python [-m ingot.compat] with_some_library.py REPORT STEP=FOLDER …
 
-where each step is ``save`` or ``load``. A load waits until its folder is saved, maybe by another process. The
-report is a file, since libraries print to stdout as they please.
+Each step is ``save`` or ``load``. A load waits until its folder is complete, since another process may save
+it. The report is a file, since libraries print to stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Step = Callable[[Path, Note], None]
 
 
 def main(library: str, save: Step, load: Step) -> None:
-    """Take the steps of the command line, and write the report."""
+    """Run the steps of the command line, and write the report."""
     report, *steps = sys.argv[1:]
     noted: dict[str, dict[str, Any]] = {}
     for step in steps:
@@ -85,7 +86,7 @@ def told(name: str, value: Any) -> dict[str, Any]:
 
 
 def digest(tensor: torch.Tensor) -> list[Any]:
-    """The dtype, shape and content of a tensor, or its device where it has no content."""
+    """Return the dtype, the shape and a digest of a tensor, or its device if it has no values."""
     kind = [str(tensor.dtype), list(tensor.shape)]
     if tensor.is_meta:
         return [*kind, "meta"]
@@ -93,7 +94,7 @@ def digest(tensor: torch.Tensor) -> list[Any]:
     return [*kind, hashlib.sha256(values.numpy()).hexdigest()]
 
 
-# --- who served ---
+# --- the modules in use: the wheel's or ingot's ---
 
 
 def stand_ins() -> dict[str, ModuleType]:
@@ -102,7 +103,7 @@ def stand_ins() -> dict[str, ModuleType]:
 
 
 def holders() -> list[str]:
-    """Return the names that libraries hold of these modules: a line for each module and name."""
+    """Return the names of safetensors that libraries have imported, each with the library's module."""
     made = {}
     for name, module in stand_ins().items():
         made[id(module)] = name

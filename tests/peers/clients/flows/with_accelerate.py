@@ -15,7 +15,7 @@ INPUT = torch.linspace(-1, 1, 16).reshape(1, 16)
 
 
 class Layers(nn.Module):
-    """Three layers; the last is the first again."""
+    """A module with three layers, of which the last is the first one again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Layers(nn.Module):
 
 
 def empty() -> Layers:
-    """The same without memory."""
+    """Return `Layers` on the meta device, without memory."""
     with init_empty_weights():
         layers = Layers()
     layers.third.weight = layers.first.weight

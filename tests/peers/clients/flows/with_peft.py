@@ -21,7 +21,7 @@ def llama() -> LlamaForCausalLM:
 def save(folder: Path, note: Note) -> None:
     projections = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     model = get_peft_model(llama(), projections)
-    # Saved whole beside the adapter.
+    # This layer is saved whole, beside the adapter.
     more = LoraConfig(r=2, target_modules=["o_proj"], modules_to_save=["lm_head"], init_lora_weights=False)
     model.add_adapter("more", more)
     model.save_pretrained(folder)

@@ -30,7 +30,7 @@ def load(folder: Path, note: Note) -> None:
     created = timm.create_model(NAME, num_classes=10, checkpoint_path=str(folder / "plain.safetensors"))
     note("created", created)
     note("from a folder", timm.create_model(f"local-dir:{folder / 'hub'}", pretrained=True))
-    # A classifier of another size is left as it was made, the rest is loaded.
+    # The classifier has another size: it keeps its initial values, and the rest is loaded.
     torch.manual_seed(0)
     overlay = {"file": str(folder / "hub" / "model.safetensors"), "num_classes": 10}
     note("tuned", timm.create_model(NAME, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=3))

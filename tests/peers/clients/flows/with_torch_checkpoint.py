@@ -66,7 +66,7 @@ def save_shards(folder: Path, own: Path) -> None:
 
 
 def load_shards(folder: Path, own: Path) -> None:
-    """Each along another dimension than it was saved."""
+    """Load each tensor sharded along another dimension than the saved one."""
     mesh = init_device_mesh("cpu", (RANKS,))
     places = {"rows": Shard(1), "columns": Shard(0), "all": Shard(0)}
     state = {name: distribute_tensor(tensor, mesh, [places[name]]) for name, tensor in zeros().items()}

@@ -51,7 +51,7 @@ def load(folder: Path, note: Note) -> None:
     note("meta", LlamaForCausalLM.from_pretrained(folder / "sharded", device_map="meta"))
     note("on a device", LlamaForCausalLM.from_pretrained(folder / "sharded", device_map={"": "cpu"}))
 
-    # Layers on disk stay in the model's own file, and are opened when their turn comes.
+    # Offloaded layers stay in the model's own file, which is opened when they are used.
     parts = ["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"]
     places = {**dict.fromkeys(parts, "cpu"), "model.layers.1": "disk", "model.layers.2": "disk"}
     with TemporaryDirectory() as disk:
