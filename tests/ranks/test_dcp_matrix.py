@@ -86,7 +86,7 @@ def outcome(work):
 
 
 def dtypes_and_shapes(folder, dtypes):
-    """Return the result for each dtype and shape. Each has its own checkpoint, so that failures are independent."""
+    """Return the result for each dtype and shape, each in a checkpoint of its own."""
     mesh, found = init_device_mesh("cpu", (dist.get_world_size(),)), {}
     for dtype in dtypes:
         for shape in SHAPES:

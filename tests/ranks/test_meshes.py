@@ -63,7 +63,7 @@ def tensor_parallel(model, mesh, other_way=False):
 
 
 def sharded(layout):
-    """Return a sharded model with uninitialised parameters, to load into."""
+    """Return a sharded model without values, to load into."""
     size = dist.get_world_size()
     with torch.device("meta"):
         model = Model()

@@ -63,7 +63,7 @@ def wanted_elements(of):
 
 
 def naive(held, ranks):
-    """Return the elements that each rank reads by the obvious plan, and those that all ranks receive."""
+    """Return the elements that each rank needs, and those that any rank needs."""
     each = {
         rank: {
             (number, element)

@@ -1,6 +1,6 @@
-"""Tensors of more bytes than the system moves in one call: Linux stops at 2 GiB less a page, others at 2 GiB.
+"""Tensors larger than a system call can copy: 2 GiB less a page on Linux, 2 GiB elsewhere.
 
-The files are sparse, except bytes on both sides of the limits of a call and of 32-bit numbers.
+The files are sparse, except for marks: bytes on both sides of the limits of a call and of 32-bit numbers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NBYTES = TWO_GIB + 4097
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for sparse files. It is emptied, since copies may not be sparse."""
+    """Yield a folder for sparse files. It is emptied afterwards, since copies may not be sparse."""
     folder = tmp_path_factory.mktemp("large")
     with (folder / "hole").open("wb") as file:
         try:
@@ -45,19 +45,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def large(folder: Path) -> Path:
-    """A file with one tensor of just over 2 GiB: a hole with marks. Nobody writes to it."""
+    """Return a sparse file with one tensor of just over 2 GiB and its marks. Tests do not change it."""
     return marked_file(folder / "large", NBYTES)
 
 
 def marks(nbytes: int) -> dict[int, int]:
-    """Positions of bytes of the tensor that are not 0, with their values."""
+    """Return the positions of the tensor's nonzero bytes, with their values."""
     edges = (0, CALL, TWO_GIB, FOUR_GIB, nbytes)
     places = sorted({edge + step for edge in edges for step in (-1, 0)})
     return {place: mark for mark, place in enumerate(places, 1) if 0 <= place < nbytes}
 
 
 def marked_file(path: Path, nbytes: int) -> Path:
-    """A file with one tensor, `a`."""
+    """Write a sparse file with one tensor `a` and its marks."""
     write_file(path, {"a": ("U8", (nbytes,))})
     begin = path.stat().st_size - nbytes
     with path.open("r+b") as file:
@@ -68,7 +68,7 @@ def marked_file(path: Path, nbytes: int) -> Path:
 
 
 def assert_marked(tensor: Any) -> None:
-    """The marks are in their places, and nothing else is anywhere."""
+    """Check that the tensor has its marks, and zeros everywhere else."""
     expected = marks(NBYTES)
     assert tensor.shape == (NBYTES,)
     assert {place: int(tensor[place]) for place in expected} == expected
@@ -98,7 +98,7 @@ def test_get_slice_crosses_every_limit(folder: Path, backend: Literal["mmap", "p
             begin = max(place - 3, 0)
             around = part[begin : min(place + 4, nbytes)].tolist()
             assert around == [expected.get(begin + step, 0) for step in range(len(around))]
-        # Steps as long as a call.
+        # A step of about the bytes of one call.
         assert part[:: CALL - 1].tolist() == [expected.get(at, 0) for at in range(0, nbytes, CALL - 1)]
         assert part[-1:].tolist() == [expected[nbytes - 1]]
 
@@ -126,7 +126,7 @@ def test_save_file_writes_and_digests_more_than_2_gib(folder: Path) -> None:
         array[place] = mark
     ingot.numpy.save_file({"a": array}, path, checksums="xxh3")
     del array
-    # It compares all bytes with a digest that was taken before they were written.
+    # The digest was computed before the bytes were written.
     assert ingot.verify(path)
     with ingot.safe_open(path, "np", backend="mmap") as file:
         assert_marked(file.get_tensor("a"))

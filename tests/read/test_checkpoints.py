@@ -227,7 +227,7 @@ def test_safe_open_rejects_a_replaced_shard(tmp_path: Path, backend: str, is_rea
     write(tmp_path, files)
     with opened(tmp_path, backend=backend) as file:
         if is_read:
-            # The first shards are then closed.
+            # So many shards that the first ones are closed again.
             assert [int(file[f"t{number:02}"][0]) for number in range(60)] == [*range(60)]
         number = 1 if is_read else 59
         for replace in (ingot.numpy.save_file, lambda _, path: path.unlink()):
@@ -254,7 +254,7 @@ def test_load_file_rejects_shards_without_an_index(tmp_path: Path, found: tuple[
     assert "`model-0000" in str(error)
     with pytest.raises(ingot.CheckpointError):
         ingot.numpy.load_file(tmp_path)
-    # A model in one file is whole, and a shard can be loaded by its path.
+    # `model.safetensors` is a complete model. A shard can be loaded by its path.
     assert ingot.numpy.load_file(tmp_path / f"model-{found[0]:05}-of-00003.safetensors")
     for path in tmp_path.iterdir():
         path.unlink()
@@ -271,7 +271,7 @@ def test_checkpoint_directory_with_several_lists_them(tmp_path: Path) -> None:
     for name in ("x.safetensors.index.json", "model.safetensors.index.fp16.json"):
         (tmp_path / name).write_text('{"weight_map":{}}')
     assert "`model.safetensors.index.fp16.json`, `x.safetensors.index.json`" in str(refusal(tmp_path))
-    # The usual index needs no choice, nor does the only one, nor the usual file.
+    # The choice is clear: the usual index, else the only index, else the usual file.
     (tmp_path / INDEX).write_text('{"weight_map":{}}')
     assert opened(tmp_path).path == str(tmp_path / INDEX)
     for path in tmp_path.glob("model*"):

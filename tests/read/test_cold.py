@@ -1,4 +1,4 @@
-"""Files that are not in the page cache: how they are read, and that it is the same bytes."""
+"""Files that are not in the page cache: the way they are read, and equal bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import pytest
 import ingot
 import ingot.numpy
 
-# The system call, which has no name in Python.
+# The number of the system call `cachestat`, which Python does not have.
 CACHESTAT = 451
 
 
 def cached(path: Path) -> int | None:
-    """How many pages of the file are in the cache. None where the system, before Linux 6.5, does not say."""
+    """Return the number of the file's pages in the cache. None before Linux 6.5, which cannot report it."""
     everything, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
     with path.open("rb") as file:
         failed = ctypes.CDLL(None).syscall(CACHESTAT, file.fileno(), everything, counts, 0)
@@ -29,7 +29,7 @@ def cached(path: Path) -> int | None:
 if sys.platform != "linux" or cached(Path(__file__)) is None:
     pytest.skip("nothing says what is in the page cache here", allow_module_level=True)
 
-# Tensors of many reads, of several and of less than one; not a whole number of blocks of a disk.
+# Tensors that take many reads, several, and a part of one. Their sizes are no multiple of a disk's block.
 ARRAYS = {
     "large": numpy.arange(12 << 20, dtype=numpy.uint32),
     "wide": numpy.arange(5 << 20, dtype=numpy.uint32).reshape(5, -1),

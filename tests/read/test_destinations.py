@@ -1,4 +1,4 @@
-"""Memory of callers: many destinations at once, and destinations that the binding rejects."""
+"""Destinations: many at once, and those that ingot rejects."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def read_only() -> numpy.ndarray:
     return array
 
 
-# What is given as four elements of a dtype, and why it is refused. Those that are too narrow would be written
-# past their end, which here is memory of ours too.
+# Invalid destinations for four elements of a dtype, each with the reason in the error. A read into narrower
+# elements would write past their end, into memory that is part of `MEMORY` too.
 REFUSED: dict[str, tuple[str, Callable[[], Any], str]] = {
     "on a device": ("F32", lambda: shown(device_type=2), "not in CPU memory"),
     "without memory": ("F32", lambda: shown(data=None), "has no memory"),
@@ -103,11 +103,11 @@ def test_load_file_fills_the_shown_memory(tmp_path: Path) -> None:
 
 
 class Odd(numpy.ndarray):
-    """An exporter that may show anything."""
+    """A subclass of NumPy's arrays."""
 
 
 def layouts(dtype: numpy.dtype[Any]) -> dict[str, Callable[[], numpy.ndarray]]:
-    """Arrays of zeros of the same four by six elements, or of one, in every place that arrays lie in."""
+    """Return makers of arrays of zeros with 4 × 6 elements, or with one, in every memory layout."""
 
     def field() -> numpy.ndarray:
         # Its strides are no multiple of the element size.
@@ -129,7 +129,7 @@ def layouts(dtype: numpy.dtype[Any]) -> dict[str, Callable[[], numpy.ndarray]]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_load_file_and_save_file_take_every_layout(tmp_path: Path, dtype: Any) -> None:
     kinds = list(layouts(dtype).items())
-    # One kind at a time among many that are plain, and all of them.
+    # Each layout alone among many plain arrays, and all layouts together.
     mixes = [[kind] for kind in kinds] + [kinds]
     for mix in mixes:
         arrays = {f"{number:03}": numpy.zeros((3, number % 4), dtype) for number in range(COUNT)}
@@ -140,7 +140,7 @@ def test_load_file_and_save_file_take_every_layout(tmp_path: Path, dtype: Any) -
         expected = {name: numpy.array(array) for name, array in arrays.items()}
         path = tmp_path / "many.safetensors"
         ingot.numpy.save_file(arrays, path)
-        # The capsules of a framework without bulk export.
+        # The expected file is written from one capsule per tensor.
         assert path.read_bytes() == _native.serialize(expected, ingot.numpy.payload, None, "safetensors")
         for array in arrays.values():
             array[...] = 0
@@ -187,7 +187,7 @@ def test_load_file_names_the_array_that_does_not_fit(tmp_path: Path, spoilt: str
 
 
 class TestTorch:
-    """DLPack does not describe the storage of a tensor."""
+    """torch tensors with a broken storage, which DLPack does not describe."""
 
     @pytest.fixture(autouse=True)
     def framework(self) -> None:
@@ -229,7 +229,7 @@ class TestTorch:
         with pytest.raises(ingot.DestinationError, match=f"tensor `{name}`"):
             load_file(tmp_path / "t", out=places)
         assert not any(places[key].any() for key in stored if key != name)
-        # And the many others are shown where it is not among them.
+        # Without the broken tensor, all others are filled.
         del places[name]
         load_file(tmp_path / "t", out=places)
         assert all(torch.equal(places[key], stored[key]) for key in places)
@@ -242,7 +242,7 @@ class TestTorch:
         others: list[Any] = []
 
         class File:
-            """Free the memory of the tensors during the read."""
+            """A source that frees the memory of the tensors during the read."""
 
             def __init__(self, file: Any) -> None:
                 self.seek, self.tell = file.seek, file.tell

@@ -1,4 +1,4 @@
-"""Devices by the names of tensors: the same rules in every function that loads tensors."""
+"""A map from tensor names to devices has the same rules in every function that loads tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TENSORS = {f"layers.{number}.{kind}": torch.ones(2, 3) for number in range(3) fo
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest) -> str:
-    """One of the backends: devices are chosen before anything is read."""
+    """Return one backend instead of each: devices are chosen before anything is read."""
     return ("mmap", "pread")[crc32(request.node.name.encode()) % 2]
 
 
@@ -85,7 +85,7 @@ Door = Callable[[Path, Any, str], dict[str, torch.Tensor]]
     [
         ({"*": "meta"}, set(TENSORS)),
         ({"layers.0.*": "meta", "*": "cpu"}, {"layers.0.w", "layers.0.b"}),
-        # The first that fits, not the closest.
+        # The first matching pattern applies, not the most specific one.
         ({"layers.*": "cpu", "layers.0.*": "meta", "*": torch.device("meta")}, {"Head[0]"}),
         ({"*.?.w": "meta", "*": None}, {"layers.0.w", "layers.1.w", "layers.2.w"}),
         # Brackets are part of names.

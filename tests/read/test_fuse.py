@@ -1,4 +1,4 @@
-"""Files on a FUSE mount: how they are read, and errors for unreadable blocks."""
+"""Files on a FUSE mount: the sizes of requests, and errors for unreadable blocks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_load_file_reads_a_fuse_mount_without_mapping(shown: Path, tmp_path: Pat
 
 
 def test_load_file_reads_a_fuse_mount_in_large_requests(shown: Path, tmp_path: Path) -> None:
-    """By default the kernel requests 128 KiB at once, and each answer takes as long."""
+    """By default the kernel requests 128 KiB at once, and pays the latency of the mount for each."""
     path, log = tmp_path / "mount" / "model.safetensors", tmp_path / "log"
     with mounted(shown, path.parent, log=log):
         with ingot.safe_open(path, "np") as file:
@@ -86,7 +86,7 @@ def test_load_file_names_an_unreadable_block(shown: Path, tmp_path: Path) -> Non
         assert (ingot.numpy.load_file(path, keys=["small"])["small"] == ARRAYS["small"]).all()
 
 
-# Return every way to read the tensor `large`, which has a broken block.
+# Every way to read the tensor `large`, which has a broken block.
 READS: dict[str, Callable[[Path], Any]] = {
     "load_file": ingot.numpy.load_file,
     "load_file in torch": ingot.torch.load_file,
@@ -107,7 +107,7 @@ READS: dict[str, Callable[[Path], Any]] = {
 
 
 def held(folder: Path) -> list[str]:
-    """The open files of `folder`, and the threads of ingot's own, of this process."""
+    """Return the files of `folder` that this process has open, and the threads of ingot."""
     targets = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
@@ -131,7 +131,7 @@ def test_load_file_releases_the_file_after_an_unreadable_block(shown: Path, tmp_
             with pytest.raises(ingot.StorageError, match="tensor `large`") as caught:
                 READS[way](path)
             assert (caught.value.errno, caught.value.path) == (errno.EIO, str(path))
-            # Whatever the traceback holds goes with it.
+            # The traceback keeps the objects of its frames alive.
             del caught
         for _ in range(100):
             if not held(tmp_path):

@@ -181,7 +181,7 @@ def test_safe_open_is_pickled_by_path(path: Path) -> None:
 
 
 def at_once(work: Callable[[int], object], count: int = 16) -> None:
-    """Run `work` on so many threads, which start together, and raise the error of one of them."""
+    """Run `work` on `count` threads that start together, and raise the error of one of them."""
     barrier = threading.Barrier(count)
 
     def begin(number: int) -> None:

@@ -1,4 +1,4 @@
-"""A handle is a mapping of the standard library, and a slice has what arrays have."""
+"""A handle is a `collections.abc.Mapping`, and a slice has the attributes of an array."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_handle_behaves_like_a_mapping(path: Path, opens: Any) -> None:
     assert torch.equal(file.get("layers.0.w"), TENSORS["layers.0.w"])
     assert file.get("nope") is None
     assert file.get("nope", default=3) == file.get(7, 3) == 3
-    # Upstream's handles are equal to themselves only, and can be held in sets.
+    # Like upstream's handles, a handle equals only itself, and is hashable.
     other = opens(path, "pt")
     assert [file].index(file) == 0
     assert file != other

@@ -58,7 +58,7 @@ def test_hash_equals_those_of_other_tools(tmp_path: Path, tensors: dict[str, tor
     assert ingot.hash(path, "autov2") == hashlib.sha256(data).hexdigest()[:10]
     assert ingot.hash(path, "autov3") == data_section
     assert ingot.hash(path, "modelspec") == "0x" + data_section
-    # As trainers do: they save in memory with the ss_ keys only.
+    # Trainers hash an in-memory file whose metadata has only the keys that begin with `ss_`.
     alone = safetensors.torch.save(tensors, {k: v for k, v in metadata.items() if k.startswith("ss_")})
     assert ingot.hash(path, "sshs_legacy") == hashlib.sha256(alone[0x100000:0x110000]).hexdigest()[:8]
 
@@ -109,7 +109,7 @@ def test_hash_lists_algorithms_for_an_unknown_one(tmp_path: Path) -> None:
 def test_hash_ends_after_ctrl_c(tmp_path: Path, algorithm: str) -> None:
     path = tmp_path / "hole"
     with open(path, "wb") as file:
-        # Sparse, and longer than any machine hashes before the signal comes.
+        # A sparse file, too long to be hashed before the signal comes.
         file.truncate(1 << 40)
     main = threading.get_ident()
     threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()

@@ -1,4 +1,4 @@
-"""Every form of index through both doors, `get_slice` and `slices=`, with NumPy and torch as oracles."""
+"""Every form of index, with `get_slice` and with `slices=`, compared with NumPy and torch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def by_slices(path: Path, framework: str, name: str, index: Any, backend: str) -
 
 
 def by_progress(path: Path, framework: str, name: str, index: Any, backend: str) -> Any:
-    """As `by_slices`, by the way on which bytes are counted first."""
+    """Return the part like `by_slices`, with `progress`, for which all bytes are counted before the read."""
     module = {"np": ingot.numpy, "pt": ingot.torch}[framework]
     told: list[int] = []
     found = module.load_file(
@@ -106,7 +106,7 @@ ORACLES: dict[str, Callable[[str, Any], Any]] = {
 def test_index_equals_frameworks(file: Path, framework: str, backend: str, name: str, index: Any) -> None:
     expected = outcome(lambda: ORACLES[framework](name, index))
     if isinstance(index, tuple) and sum(part is ... for part in index) > 1:
-        # torch takes it. NumPy rejects it, and so does ingot.
+        # torch accepts two ellipses. ingot rejects them, as NumPy does.
         expected = "refused"
     for title, door in DOORS.items():
         found = outcome(lambda door=door: door(file, framework, name, index, backend))  # type: ignore[misc]

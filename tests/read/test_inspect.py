@@ -38,7 +38,7 @@ FP8 = {"quantization_config": {"quant_method": "fp8"}}
 
 
 def a_model(folder: Path, *names: str) -> Path:
-    """A file with these tensors, of one element each."""
+    """Write a file with these tensors, of one element each."""
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
     ingot.numpy.save_file({name: np.zeros(1, np.float32) for name in names}, path)
@@ -134,7 +134,7 @@ def test_inspect_has_the_whole_header(tmp_path: Path) -> None:
         parameter_count={"F16": 6},
         parameter_total=6,
     )
-    # Also for a model with a million tensors.
+    # The repr is as short for a model with a million tensors.
     assert repr(found) == "RepoMetadata(sharded=False, parameter_count={'F16': 6}, parameter_total=6)"
     assert pickle.loads(pickle.dumps(ingot.inspect(path))) == found
     with pytest.raises(AttributeError, match="no attribute 'tensors'"):
@@ -226,7 +226,7 @@ def test_inspect_rejects_an_unreadable_configuration(tmp_path: Path, content: st
         ingot.inspect(path)
     assert str(caught.value).startswith(f"{config}: the configuration {what}")
     assert "config=" in str(caught.value)
-    # Without it there is nothing wrong.
+    # Without the configuration, the call succeeds.
     assert ingot.inspect(path, count="stored").parameter_total == 1
     assert ingot.inspect(path, config={}).parameter_total == 1
 

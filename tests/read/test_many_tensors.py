@@ -1,4 +1,4 @@
-"""Tensors by the thousand: handed over without capsules, and with the garbage collector out of the way."""
+"""Thousands of tensors: passed to torch without capsules and without garbage collections."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Table(ctypes.Structure):
 
 
 class Managed(ctypes.Structure):
-    """The front of `DLManagedTensorVersioned`."""
+    """The first fields of `DLManagedTensorVersioned`."""
 
     Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
     _fields_ = (
@@ -73,13 +73,13 @@ CALLED: list[int] = []
 
 
 def refuse(managed: int, made: Any) -> int:
-    """Fails, and leaves the tensor where it is."""
+    """Fail without freeing the tensor."""
     CALLED.append(managed)
     return -1
 
 
 def free_and_refuse(managed: int, made: Any) -> int:
-    """Fails, after it has freed the tensor."""
+    """Free the tensor, and fail."""
     CALLED.append(managed)
     Managed.from_address(managed).deleter(managed)
     return -1
@@ -89,7 +89,7 @@ OTHERS: list[torch.Tensor] = []
 
 
 def free_with_others_and_refuse(managed: int, made: Any) -> int:
-    """Fails, after it has freed the tensor and then another one."""
+    """Free the tensor and then another one, and fail."""
     OTHERS.pop()
     code = free_and_refuse(managed, made)
     OTHERS.pop()
@@ -97,7 +97,7 @@ def free_with_others_and_refuse(managed: int, made: Any) -> int:
 
 
 class TestExchange:
-    """A torch that has C functions for it takes tensors by those."""
+    """Tensors pass to torch through its C exchange functions, if torch has them."""
 
     def test_lending_makes_all_torch_tensors(self, path: Path) -> None:
         if EXCHANGE is None:
@@ -126,7 +126,7 @@ class TestExchange:
 
     def test_lending_survives_threads_that_free_in_any_order(self, tmp_path: Path, backend: str) -> None:
         path = tmp_path / "mixed.safetensors"
-        # Shapes longer than most, and memory that is one tensor's alone.
+        # Shapes with many dimensions, and tensors large enough for memory of their own.
         shapes = [(2, 3), (1, 2, 1, 3, 1, 1), (0, 4), ()] * 800 + [(1 << 10, 1, 1 << 10, 1, 1, 1)] * 3
         arrays = {f"t{i:04}": numpy.full(shape, i % 251, numpy.uint8) for i, shape in enumerate(shapes)}
         ingot.numpy.save_file(arrays, path)
@@ -168,7 +168,7 @@ class TestExchange:
             return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
         before = load()
-        # 3000 tensors that were not freed once would be 0.5 MB, and this is 60 times.
+        # A leak of all 3000 tensors would be 0.5 MB a load, and there are 60 loads.
         assert max(load() for _ in range(3)) - before < 8 << 20
 
     @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ TABLES: list[Table] = []
 
 
 def keep(table: Table) -> Table:
-    """For as long as the process, as a framework does."""
+    """Keep a table alive as long as the process, as a framework does, and return it."""
     TABLES.append(table)
     return table
 
@@ -219,7 +219,7 @@ class TestCollector:
 
     @pytest.fixture
     def collections(self) -> Iterator[list[int]]:
-        """The generation of each collection that begins."""
+        """Yield a list that receives the generation of each garbage collection."""
         begun: list[int] = []
 
         def note(phase: str, info: dict[str, int]) -> None:

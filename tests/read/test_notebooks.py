@@ -34,7 +34,7 @@ HOSTILE = [
 
 
 class Seen(HTMLParser):
-    """The elements and the text of a page, which is well formed."""
+    """A parser that collects the elements and the text of a page, and checks that it is well formed."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Seen(HTMLParser):
 
     @property
     def hidden(self) -> int:
-        """How many tensors it only counts."""
+        """Return the number of tensors that the page counts but does not list."""
         found = re.findall(r"… and ([\d,]+) more", "\n".join(self.text))
         return sum(int(count.replace(",", "")) for count in found)
 

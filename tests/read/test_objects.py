@@ -1,4 +1,4 @@
-"""Files that are read from objects: open files, buffers, fsspec's files, the files of a store."""
+"""Reading from objects: open files, buffers, files of fsspec, and files of a store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def counted(kind: str, data: bytes) -> tuple[Any, list[tuple[int, int]]]:
     if kind == "obstore":
         store = Counting(data)
         return ingot.Ranges(store, NAME), store.asked
-    # No instance for all, as fsspec keeps.
+    # fsspec would otherwise reuse one instance.
     files = CountingFiles(skip_instance_cache=True)
     return fsspec.core.OpenFile(files, in_memory_of_fsspec(data).removeprefix("memory:/")), files.asked
 
@@ -117,7 +117,7 @@ def test_load_file_requests_few_ranges(kind: str, option: str) -> None:
     }[option]
     loaded = ingot.numpy.load_file(given, **options)
     assert all((loaded[name] == array.flat[0]).all() for name, array in arrays.items())
-    # The header, longer than the first 64 KiB, takes two.
+    # The header is longer than the first request of 64 KiB, so that it takes two.
     assert len(asked) <= 2 + 4
 
 
@@ -127,7 +127,7 @@ def test_get_slice_requests_several_ranges_at_once(data: bytes) -> None:
 
         def get_ranges(self, path: str, *, starts: list[int], ends: list[int]) -> list[Any]:
             if starts[0] > 0:
-                # No answer before two requests wait.
+                # Answer only when two requests wait, which shows that they run in parallel.
                 self.both.wait(60)
             return super().get_ranges(path, starts=starts, ends=ends)
 
@@ -137,7 +137,7 @@ def test_get_slice_requests_several_ranges_at_once(data: bytes) -> None:
 
 
 class Failing(Counting):
-    """Fails behind the header, as `how` says."""
+    """A store that fails after the header, in the way of `how`."""
 
     def __init__(self, data: bytes, how: Callable[[list[Any]], Any]) -> None:
         super().__init__(data)

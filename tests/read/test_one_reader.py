@@ -1,4 +1,4 @@
-"""How often a file is read: for parts and conversions of many tensors hardly more than for all of them."""
+"""Numbers of reads: parts and conversions of many tensors take hardly more reads than whole tensors."""
 
 from __future__ import annotations
 

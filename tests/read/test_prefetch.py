@@ -1,4 +1,4 @@
-"""`safe_open.prefetch`: tensors, or rows of them, read in the background and handed out once each."""
+"""`safe_open.prefetch` reads tensors, or rows of them, in the background, and returns each once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENSORS = {
     "scalar": numpy.array(3.0),
     "nothing": numpy.zeros((0, 4), "f4"),
 }
-# Parts within the 20 rows, as Python's slices have them.
+# Slices of the 20 rows.
 PARTS = [
     slice(None),
     slice(0, 20),
@@ -108,7 +108,7 @@ def test_prefetch_reads_only_the_plan() -> None:
 def test_prefetch_bounds_waiting_tensors(tmp_path: Path) -> None:
     arrays = {f"t{number}": numpy.full(1000, number, "f8") for number in range(9)}
     ingot.numpy.save_file(arrays, tmp_path / "t")
-    # Room for one, so that the last cannot have been read in its turn.
+    # There is room for one tensor, so that the last one is read out of order.
     with ingot.safe_open(tmp_path / "t", "np", backend="pread").prefetch(ahead=8000, threads=3) as loader:
         assert loader.take("t8")[0] == 8
         assert [(name, int(array[0])) for name, array in loader] == [(f"t{i}", i) for i in range(8)]

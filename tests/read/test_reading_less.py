@@ -1,4 +1,4 @@
-"""Reading some tensors, parts of them, in another dtype, into existing memory."""
+"""Reading some tensors or parts, in another dtype, and into existing memory."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_load_file_fills_several_destinations_from_one_tensor(path, framework, b
     load, make = framework
     qkv = make(np.zeros((12, 10), np.float32))
     other = make(np.zeros((2, 20), np.float32))
-    # As a rank of two reads its half of each of three tensors that are stored as one.
+    # Like one of two ranks, which reads its half of each of three tensors that are stored as one.
     out = {"fused": [qkv[:4], qkv[4:8], qkv[8:]], "other": other}
     parts = [(slice(at, at + 4), slice(10, 20)) for at in (0, 4, 8)]
     found = load(path, slices={"fused": parts}, out=out, backend=backend)
@@ -307,7 +307,7 @@ def test_load_file_rejects_overlapping_destinations_before_reading(path, framewo
     assert not np.asarray(memory).any()
 
 
-# In messages, several destinations for one of these have the name of another.
+# Messages number several destinations of a tensor: the first for `w` is `w[0]`, which is also a tensor here.
 NAMES = ["w", "w[0]", "w[1]", "w[0][0]", "w[0][1]", "w.0", "[0]", ""]
 
 

@@ -27,13 +27,13 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Equal as bytes, also where they are NaN."""
+    """Check that two tensors have equal bytes, including those of NaN."""
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
     assert torch.equal(bits(ours), bits(theirs))
 
 
 def patterns(dtype: torch.dtype) -> torch.Tensor:
-    """All patterns of a narrow dtype; of a wide one the special ones, and millions at random."""
+    """Return all bit patterns of a narrow dtype. Of a wide one, return the special and many random ones."""
     if dtype.itemsize <= 2:
         every = torch.arange(1 << 8 * dtype.itemsize, dtype=torch.int64)
         return every.to(torch.uint8 if dtype.itemsize == 1 else torch.int16).view(dtype)
@@ -72,8 +72,11 @@ def test_load_file_converts_as_torch_does(tmp_path: Path, stored: torch.dtype) -
         ours, theirs = (bits(tensor).view(-1, wanted.itemsize) for tensor in (found, expected))
         assert torch.equal(ours[known], theirs[known])
         assert torch.isnan(found.to(torch.float32)[nan]).all()
-        # What is left of a NaN differs between torch's vector code, its scalar code and machines. What ingot
-        # leaves is settled by the tests of crates/io/src/convert.rs.
+        # torch converts the bits of a NaN differently in its vector code, in its scalar code and on other
+        # machines. The
+
+
+# tests of crates/io/src/convert.rs define ingot's result.
 
 
 def test_load_file_keeps_integers_bools_and_complex(tmp_path: Path, backend: str) -> None:
@@ -162,7 +165,7 @@ def test_load_into_fills_a_module_in_place(tmp_path: Path, backend: str, dtype: 
 
 
 class Renaming(torch.nn.Linear):
-    """A module whose state has the weight under another name."""
+    """A module whose state dict has the weight under another name."""
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -251,7 +254,7 @@ def test_load_into_leaves_a_module_that_lacks_attributes_to_torch(tmp_path: Path
     path = tmp_path / "linear.safetensors"
     module = torch.nn.Linear(2, 1)
     save_file({"weight": torch.ones(1, 2), "bias": torch.ones(1)}, path)
-    # Like a module that torch 1 pickled.
+    # Like a module that was pickled by torch 1.
     del module._state_dict_pre_hooks
     with pytest.raises(AttributeError, match="_state_dict_pre_hooks"):
         load_into(module, path)

@@ -1,4 +1,4 @@
-"""How files are read into memory: by many threads, watched, and under faults."""
+"""Reads into memory: by many threads, with progress, and with faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.progress import Stopped, stop
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A file of four arrays of 9 MiB and some small ones."""
+    """Write a file of four arrays of 9 MiB and some small ones."""
     arrays = {f"w{i}": np.full((9, 1 << 18), i, np.float32) for i in range(4)}
     arrays |= {f"b{i}": np.full(i, i, np.float64) for i in range(5)}
     path = tmp_path_factory.mktemp("reads") / "large.safetensors"
@@ -52,16 +52,16 @@ def test_load_file_reads_in_the_caller_if_threads_fail(large):
         "found = ingot.numpy.load_file(sys.argv[1], backend='pread')\n"
         "print(sum(float(array.sum()) for array in found.values()))"
     )
-    # No system has so much memory for a thread's stack, so it starts none.
+    # No system has enough memory for such a stack, so that no thread can start.
     done = python("-c", program, path, RUST_MIN_STACK=str(1 << 60))
     assert done.said() == sum(float(array.sum()) for array in arrays.values())
 
 
 def threads():
-    """The names of the threads of this process."""
+    """Return the names of the threads of this process."""
     names = []
     for task in os.listdir("/proc/self/task"):
-        # A thread may end between the list and the look.
+        # A thread may end after it was listed.
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/self/task/{task}/comm") as name:
             names.append(name.read().strip())
     return names
@@ -160,7 +160,7 @@ def test_load_file_ends_after_a_signal(large):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(Stop):
-            # Hours of loading.
+            # So many loads would take hours.
             deque((read(large[0]) for _ in range(1_000_000)), maxlen=0)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -210,7 +210,7 @@ def test_threads_variable_sets_the_default(tmp_path, monkeypatch, options):
     header = b'{"a":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % (256 << 20, 256 << 20)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
-        # So much that each thread still reads when it is counted, even where others take the cores.
+        # Large enough that every thread still reads when threads are counted, even on a busy machine.
         file.truncate(8 + len(header) + (256 << 20))
 
     def count(done, total):

@@ -1,4 +1,4 @@
-"""Checkpoints as large as real ones, on any disk: the headers are true and the weights are holes."""
+"""Checkpoints of real size on any disk: their headers are real, and their weights are sparse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _holes(tmp_path: Path) -> None:
 
 
 def eighths(file: ingot.safe_open) -> tuple[int, int]:
-    """One rank's share of the rows of every matrix, untouched: how many there are, and their bytes."""
+    """Return the number and the bytes of one rank's parts of all matrices, without reading the values."""
     count = nbytes = 0
     for name in file.keys():  # noqa: SIM118
         info = file.info(name)
@@ -57,7 +57,7 @@ def test_bloom_in_72_shards_is_read(tmp_path: Path) -> None:
         assert file.metadata() == {"total_size": 352_494_542_848}
         assert len(file.shards) == 72
         assert len(file) == len(file.keys()) == 845
-        # Views of 44 GB that are not read.
+        # These are views of 44 GB, whose values are not read.
         count, nbytes = eighths(file)
         assert (count, nbytes) == (281, 44_058_542_080)
         whole = file.get_tensors()

@@ -228,7 +228,7 @@ def test_get_slice_with_a_list_returns_stored_values(
     written: dict[int, tuple[Any, Any]], rows: int, first: list[int], some: list[Any], rest: list[Any]
 ) -> None:
     file, array = written[rows]
-    # Many rows, at as many positions of the file.
+    # A list of many rows.
     index = (*first, some * (rows // 4), *rest)
     try:
         wanted = numpy.asarray(array[written_out(index)])

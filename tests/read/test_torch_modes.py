@@ -1,4 +1,4 @@
-"""Loading and saving inside of torch's modes, default devices and transforms."""
+"""Loading and saving within torch's modes, default devices and transforms."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MODES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "inference": torch.inference_mode,
 }
 
-# The first load of a process, since the answer for a dtype is cached.
+# In a new process: the first load probes each dtype, and the result is cached.
 FIRST = """
 import torch
 import ingot.torch
@@ -67,7 +67,7 @@ say([[str(tensor.device), bytes(tensor.view(torch.uint8).numpy()).hex()] for ten
 
 @pytest.mark.parametrize("how", ["device", "default-device"])
 def test_load_file_is_independent_of_the_default_device(tmp_path: Path, how: str) -> None:
-    """Tried: with the probe of a dtype on the ambient device, both loads fail, and the second in vain."""
+    """Fails if a dtype is probed on the default device: then this load and later ones fail."""
     path = tmp_path / "all.safetensors"
     ingot.torch.save_file(tensors(), path)
     said = run("import warnings; warnings.simplefilter('ignore')" + FIRST, path, how).said()
@@ -111,7 +111,7 @@ def test_load_file_in_fake_mode_returns_fake_tensors(tmp_path: Path) -> None:
         loaded += [handle.get_tensors(handle.keys()), {"U8": handle.get_slice("U8")[:2]}]
         with pytest.raises(ingot.DestinationError):
             ingot.torch.load_file(path, out={"F32": torch.ones(2)})
-    # A handle of the mode stays one.
+    # A handle that was opened in the mode returns fake tensors after it, too.
     loaded.append({"F32": handle.get_tensor("F32")})
     for found in loaded:
         for code, tensor in found.items():
@@ -123,7 +123,7 @@ def test_load_file_in_fake_mode_returns_fake_tensors(tmp_path: Path) -> None:
     assert loaded[1]["F32"].device.type == "meta"
     assert loaded[3]["F32"].shape == (1,)
     assert loaded[6]["U8"].shape == (2,)
-    # Only then.
+    # A load after the mode returns real tensors.
     assert type(ingot.torch.load_file(path)["F32"]) is torch.Tensor
 
 

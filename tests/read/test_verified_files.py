@@ -1,4 +1,4 @@
-"""Files and loads that are compared with their digests."""
+"""Verification of files and of loads by digests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.errors import raises
 
 
 def stored(path: Path) -> dict[str, bytes]:
-    """The bytes of each tensor, found without ingot."""
+    """Return the bytes of each tensor, found without ingot."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -109,7 +109,7 @@ def equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> boo
     )
 
 
-# How tensors are loaded that are compared before or while they are cut, converted or written to memory.
+# Loads that slice, convert or fill memory while they verify.
 LOADS: dict[str, Callable[..., dict[str, torch.Tensor]]] = {
     "slices": lambda path, **how: ingot.torch.load_file(path, slices={"rows": (slice(2, 5), 0)}, **how),
     "dtype": lambda path, **how: ingot.torch.load_file(path, dtype="F16", **how),
@@ -164,7 +164,7 @@ def test_verify_covers_every_load(tmp_path: Path, load: str, backend: str, kind:
     proof = proof_of(path, kind)
     expected = LOADS[load](path)
     assert equal(LOADS[load](path, backend=backend, **proof), expected)
-    # A byte that no slice takes.
+    # Change a byte that no slice selects.
     data = path.read_bytes()
     at = data.index(few()["rows"].numpy().tobytes()) + few()["rows"].nbytes - 1
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
@@ -287,7 +287,7 @@ def test_verify_does_not_change_the_result(
         loaded = ingot.torch.load_file(path, backend=backend, **options)
         assert list(loaded) == list(ingot.torch.load_file(path))
         assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-        # From its own memory: the file may change.
+        # The tensors have memory of their own: the file may change.
     before = loaded["large"].clone()
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(loaded["large"], before)
@@ -303,7 +303,7 @@ def test_verify_of_a_hash_compares_the_whole_file(tmp_path: Path, tensors: dict[
     error = pickle.loads(pickle.dumps(caught.value))
     assert (error.code, error.tensor, error.expected) == ("digest-mismatch", None, whole)
     assert error.found == hashlib.sha256(path.read_bytes()).hexdigest()
-    # A change of the metadata alone is one of the file too.
+    # The digest of the file covers its metadata.
     ingot.torch.save_file(tensors, path, {"a": "b"})
     with pytest.raises(ingot.IntegrityError):
         ingot.torch.load_file(path, expected_sha256=whole)

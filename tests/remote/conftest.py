@@ -1,4 +1,4 @@
-"""Fixture of the tests of remote files: a caller without an identity and without a proxy."""
+"""Fixtures of the tests of remote files: an environment without credentials and without a proxy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from support.clouds import key_pair
 
-#: Variables that say who a caller is, or where services are.
+#: Variables with credentials of a caller, or with addresses of services.
 NAMES = ("AWS_", "GOOGLE_", "AZURE_", "GS_", "GCE_", "CLOUDSDK_", "IDENTITY_", "NO_GCE", "STORAGE_EMULATOR")
 
 

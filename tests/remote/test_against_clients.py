@@ -1,4 +1,4 @@
-"""Requests held against other clients: addresses and signatures of stores, `no_proxy`, redirects."""
+"""Requests compared with other clients: addresses and signatures of stores, `no_proxy`, redirects."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUICK = {"retries": 0, "connect_timeout": 2, "timeout": 5}
 
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """Every name is behind it: it is sent whole URLs, and has the file for each."""
+    """Run a proxy for every host. It serves the same file for every URL."""
     with serving(good(DATA)) as server:
         monkeypatch.setenv("http_proxy", server.url(""))
         yield server
@@ -113,8 +113,9 @@ def test_azure_signature_equals_the_sdks(proxy: Server) -> None:
             headers = dict(request.headers)
             said = headers.pop("authorization")
             datetime.strptime(headers["x-ms-date"], "%a, %d %b %Y %H:%M:%S GMT")
-            # The client sends x-ms-range, and looks for what the service calls Range under a name that is no
-            # header's.
+            # The client of Azure sends `x-ms-range`, and takes the value that it signs for `Range` from an
+            # entry
+            # `byte_range`.
             headers["byte_range"] = headers.pop("range")
             asked = HttpRequest("GET", url, headers=headers)
             signer.on_request(PipelineRequest(asked, PipelineContext(None)))
@@ -124,7 +125,7 @@ def test_azure_signature_equals_the_sdks(proxy: Server) -> None:
 def test_azure_signed_query_is_sent_unchanged() -> None:
     blobs = pytest.importorskip("azure.storage.blob", reason="azure-storage-blob is not installed")
     late = datetime(2099, 1, 1, tzinfo=UTC)
-    # Without a proxy, which would read it.
+    # Without a proxy, which would parse the query.
     with serving(good(DATA)) as server:
         for key in keys()[:200]:
             signed = blobs.generate_blob_sas(
@@ -194,11 +195,12 @@ def test_redirects_drop_authorization_as_requests_does(tmp_path: Path) -> None:
             assert not (is_kept and is_stripped), (old, new)
             assert is_kept or old != new, old
             kept += is_kept
-    # Each place to itself, and a name to itself in other letters.
+    # Credentials are kept at least for a redirect to the same place, and to the same name in other letters.
     assert kept >= len(places)
 
 
-#: Words of `no_proxy` that hold here and not for curl, with the reason. What holds for curl holds here.
+#: Entries of `no_proxy` that apply here and not in curl, with the reason. All entries that apply in curl
+#: apply here.
 WIDER = {
     "*,b.invalid": "Go reads a * among others",
     "0.0.0.0/0": "Go reads a network of no bits, which curl takes for one address",

@@ -30,7 +30,7 @@ ENDS = ["", "\n", "\r\n"]
 
 
 class Way:
-    """A way in for credentials: where they are put, and how a file is opened then."""
+    """A source of credentials: where a test writes them, and a call that opens a file with them."""
 
     def __init__(self, server: Server, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.server, self.folder, self.patch = server, folder, patch
@@ -181,12 +181,12 @@ WAYS: dict[str, Callable[[Way, str], None]] = {
 }
 #: Values that are encoded before they are sent, so that their text is not in the request.
 SIGNED = [name for name in WAYS if "secret" in name.lower()] + ["azure account_key"]
-#: Values without an effect of their own.
+#: Values whose content is in other values of the request.
 SIGNED += ["azure connection_string"]
 
 
 def can_hold(name: str, text: str) -> bool:
-    """Whether such a text gets in by this way: lines of a file end, and some take white space away."""
+    """Return whether a source can hold a text: some files end a value at a line end, or strip white space."""
     if name.startswith("profile"):
         return "\n" not in text and "\r" not in text
     return text.strip() != "hunter2" or name not in ("hub", "hub file", "container token file")

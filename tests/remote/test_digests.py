@@ -1,4 +1,4 @@
-"""Hashes and digests of files behind URLs: every definition, in parts that are fetched at once."""
+"""Hashes and digests of files at URLs: every definition, in parts that are fetched in parallel."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def damaged(data: bytes) -> bytes:
 
 @pytest.fixture(scope="module", params=["blake3", "sha256"])
 def digested(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A file that keeps digests."""
+    """Write a file that stores digests of its tensors."""
     path = tmp_path_factory.mktemp("digests") / "m.safetensors"
     ingot.numpy.save_file(TENSORS, path, checksums=[request.param, "modelspec"])
     return path.read_bytes()
@@ -108,7 +108,7 @@ def test_load_file_verifies_small_tensors_in_few_requests() -> None:
 
 
 def changes_after(requests: int, data: bytes, other: bytes) -> Answer:
-    """A server whose file is replaced after so many requests."""
+    """Return the answer of a server whose file is replaced after this number of requests."""
     count = [0]
     lock = threading.Lock()
 

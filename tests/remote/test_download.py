@@ -1,4 +1,4 @@
-"""Files behind URLs that are kept: in parts, gone on with after a break, compared, and never half there."""
+"""Downloads: in parts, resumed after a break, verified, and never visible as an incomplete file."""
 
 from __future__ import annotations
 
@@ -110,11 +110,11 @@ def test_download_of_a_missing_file_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# Going on
+# Resuming
 
 
 def breaking(data: bytes, etag: str = '"v1"', after: int = 6) -> Answer:
-    """A server that breaks off for good after so many parts, in the middle of one."""
+    """Return the answer of a server that fails permanently after this number of parts, within a part."""
     count = [0]
     lock = threading.Lock()
 
@@ -136,7 +136,7 @@ def breaking(data: bytes, etag: str = '"v1"', after: int = 6) -> Answer:
 
 
 def broken_off(path: Path, answer: Answer | None = None) -> Server:
-    """Fetch some of a file to `path`, and break off. Return the server."""
+    """Start a download to `path` that fails, and return the server."""
     with serving(answer or breaking(DATA)) as server:
         with pytest.raises(ingot.StorageError) as caught:
             ingot.download(server.url("/x"), path, storage_options=QUICK, threads=2)
@@ -147,7 +147,7 @@ def broken_off(path: Path, answer: Answer | None = None) -> Server:
 
 
 def again(path: Path, server: Server, answer: Answer, **options: object) -> ingot.Download:
-    """Fetch it again, from the same address."""
+    """Start the download again, from the same address."""
     with serving(answer, port=server.port) as server_again:
         done = ingot.download(server_again.url("/x"), path, **options)
         assert server_again.sent <= done.fetched + MIB
@@ -247,7 +247,7 @@ def test_download_resumes_with_another_signature_only(tmp_path: Path) -> None:
 
 
 def slowly(data: bytes) -> Answer:
-    """Run a server that sends the first half and then stalls."""
+    """Return the answer of a server that sends the first half and then stalls."""
 
     def answer(handler: Handler, request: Request) -> None:
         if request.range[0] < len(data) // 2:

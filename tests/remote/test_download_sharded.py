@@ -1,4 +1,4 @@
-"""Downloads of sharded models: all shards arrive together, and no index names a missing shard."""
+"""Downloads of sharded models: files get their names when all are complete, the index last."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_download_names_a_missing_shard_and_keeps_the_old_model(tmp_path: Path) 
     assert files_in(tmp_path) == old
 
 
-# Going on
+# Resuming
 
 
 def breaking(bad: str, files: dict[str, bytes] = FILES) -> Answer:
@@ -244,11 +244,11 @@ def test_download_rejects_a_second_download(tmp_path: Path) -> None:
     assert files_in(tmp_path) == FILES
 
 
-# Broken off among the renames
+# Failure between the renames
 
 
 def half_named(place: Path, server: Server) -> None:
-    """Leave the first shard with its name, and the others without: the second finds its own taken."""
+    """Fail after the first shard got its name: the name of the second one is taken."""
 
     def progress(done: int, total: int) -> None:
         if done == total:

@@ -89,7 +89,7 @@ def test_get_slice_of_rows_transfers_little_more(rows: slice) -> None:
         file = ingot.safe_open(server.url(), "np")
         part = file.get_slice("a")[rows]
         assert np.array_equal(part, tensor[rows])
-        # The first request is for the header, and holds a few rows.
+        # The first request, for the header, also returns a few rows.
         assert server.sent - START <= 1.05 * part.nbytes
 
 
@@ -164,7 +164,7 @@ def test_safe_open_takes_no_path_for_a_url(tmp_path: Path, monkeypatch: pytest.M
         Path(name).parent.mkdir(exist_ok=True)
         ingot.numpy.save_file({"a": np.arange(3)}, name)
         assert ingot.safe_open(name, "np").keys() == ["a"]
-    # There is a directory of that name.
+    # The name is that of a directory.
     with pytest.raises(FileNotFoundError):
         ingot.safe_open(Path("http://127.0.0.1:9/x"), "np")
     # A URL is a str. A `Path` that looks like a URL is neither a valid path nor a URL.
@@ -221,7 +221,7 @@ def test_connections_are_not_shared_after_a_fork(data: bytes, tensors: dict[str,
             sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         """
         assert python("-c", textwrap.dedent(script)).code == 0
-        # Each process has closed its own connections, and neither used a connection of the other.
+        # After the fork, the processes used different connections, and each closed its own.
         assert len(set(ports)) >= 2
 
 

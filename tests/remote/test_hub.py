@@ -1,4 +1,4 @@
-"""Files of the Hub, from an imitation: names, tokens, redirects to another host, the cache of its clients."""
+"""Files of an imitated Hub: names, tokens, redirects to another host, and the cache of the Hub's clients."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_hub_file_is_sliced_and_loaded(hub: Hub) -> None:
     assert ingot.inspect("hf://me/gpt", storage_options=NEAR).metadata is None
 
 
-# Files that are kept
+# Downloads
 
 
 def test_hub_download_compares_the_digest_of_the_hub(hub: Hub, tmp_path: Path) -> None:

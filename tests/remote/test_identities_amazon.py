@@ -52,9 +52,9 @@ class Setup(clouds.Setup):
 @pytest.fixture
 def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
     pytest.importorskip("botocore", reason="botocore verifies the signatures, and is not installed")
-    # botocore asks no service without one.
+    # Without a region, botocore requests nothing from a service.
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-2")
-    # Folders that botocore has looked up when it was imported.
+    # botocore determined these folders when it was imported.
     cache = str(tmp_path / ".aws" / "sso" / "cache")
     monkeypatch.setattr("botocore.credentials.SSOProvider._SSO_TOKEN_CACHE_DIR", cache)
     monkeypatch.setattr("botocore.tokens.SSOTokenProvider._SSO_TOKEN_CACHE_DIR", cache)
@@ -223,7 +223,7 @@ ANSWERS: dict[str, Callable[[Handler, Request], None]] = {
 def test_s3_source_that_fails_is_an_error(setup: Setup, name: str, answer: str) -> None:
     PIECES[name][0](setup)
     setup.cloud.known(*KNOWN)
-    # A later source, which is not asked.
+    # A later source, which must not be used.
     if name != "instance":
         instance(setup)
     setup.cloud.instead[ASKED[name]] = ANSWERS[answer]
@@ -238,7 +238,7 @@ def test_s3_source_that_fails_is_an_error(setup: Setup, name: str, answer: str) 
     assert SECRET not in str(caught.value)
     assert "session of" not in str(caught.value).replace("+", " ")
     assert "login" not in str(caught.value).replace("aws sso login", "")
-    # botocore has no status of the services of machines, and a message in place of the code of SSO.
+    # botocore's error lacks the status of a machine's service, and has a message instead of the code of SSO.
     if answer == "refused":
         assert isinstance(caught.value, PermissionError)
         assert "AccessDenied" in str(caught.value) or name in ("sso_session", "role_of_profile")

@@ -192,7 +192,7 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_gcs_source_that_fails_is_an_error(setup: Setup, name: str, status: int) -> None:
     if name != "machine":
-        # A later source, which is not asked.
+        # A later source, which must not be used.
         setup.machine()
     SETUPS[name][0](setup)
 

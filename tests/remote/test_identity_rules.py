@@ -1,4 +1,4 @@
-"""Which identity a request carries: at redirects, through proxies, after a refusal, with empty tokens."""
+"""The identity of a request: after redirects, through proxies, after a rejection, and with empty tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def answered(handler: Handler, text: str, status: int = 200, **headers: str) -> 
 
 
 def sent(server: Server) -> list[tuple[str, str | None]]:
-    """The path and the identity of each request."""
+    """Return the path and the identity of each request."""
     return [(request.path, request.headers.get("authorization")) for request in server.requests]
 
 
@@ -120,7 +120,7 @@ def test_http_proxy_reads_no_signed_redirect(proxy: Server) -> None:
 
 
 class Store:
-    """A store that lets in those tokens or keys that are valid, and a service that issues them."""
+    """A store that accepts valid tokens or keys only, and a service that issues them."""
 
     def __init__(self, refusal: tuple[int, str]) -> None:
         self.refusal = refusal
@@ -185,7 +185,7 @@ def test_refused_identity_is_requested_again(
         store.valid.clear()
         assert len(ingot.numpy.load_file(url, storage_options=options)) == 3
         assert store.issued == 3
-        # One that is refused when it is new is not requested again and again.
+        # If a new token is rejected, ingot requests no further one.
         server.replace(lambda handler, request: answered(handler, "", 401))
         with pytest.raises(PermissionError):
             ingot.safe_open(url, "np", storage_options=options)
@@ -197,7 +197,7 @@ def test_refused_identity_is_renewed_for_all_threads(monkeypatch: pytest.MonkeyP
     together = threading.Barrier(8)
 
     def file(handler: Handler, request: Request) -> None:
-        # All are under way with the old identity before the first is refused.
+        # All requests have the old identity, and are sent before the first one is rejected.
         if not store.valid and request.range[0] > 0:
             together.wait(30)
         store.file(handler, request)

@@ -89,7 +89,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
 
 
 def hold(hub: Hub, case: dict[str, Any]) -> None:
-    """Have it hold the model of a vector."""
+    """Serve the model of a vector from the Hub."""
     hub.files = files_of(case)
     hub.documents = {INDEX: json.dumps(document_of(hub.files)).encode()} if INDEX in hub.files else {}
 
@@ -209,7 +209,7 @@ def test_inspect_without_the_document_reads_the_shards(hub: Hub, source: str) ->
 
 
 def broken_documents() -> dict[str, bytes]:
-    """Documents that say nothing that may be relied upon."""
+    """Return invalid documents, which must not be used."""
     good = document_of(files_of(SHARDS))
     first, second = good["headers"]
     (name, entry), *_ = ((name, entry) for name, entry in good["headers"][first].items() if name[0] != "_")
@@ -316,7 +316,7 @@ def test_inspect_async_leaves_no_request_when_cancelled(
 
     with serving(answer) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url(""))
-        # It ends although the server never answers: `run` waits for the threads.
+        # The call ends although the server never answers. `asyncio.run` waits for its threads.
         begun = time.monotonic()
         asyncio.run(cancelled())
         assert time.monotonic() - begun < 20

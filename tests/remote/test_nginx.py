@@ -1,4 +1,4 @@
-"""Files behind nginx: a server as they are, with TLS, compression, and files that are replaced."""
+"""Files on a real server, nginx: with TLS, with compression, and with replaced files."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ class Nginx:
         return {"ca_file": str(self.folder / "cert.pem")}
 
     def requests(self, after: int = -1, below: str = "") -> int:
-        """How many there were, once there are more than `after`: nginx writes them down after it answers.
+        """Wait until nginx has logged more than `after` requests, and return their number. It logs after it
+        answers.
 
-        Only requests whose path begins with `below`.
+        Only requests whose path begins with `below` count.
         """
         for _ in range(100):
             lines = (self.folder / "access.log").read_text().splitlines()
@@ -112,7 +113,7 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nginx]:
                 break
             except OSError:
                 time.sleep(0.1)
-        # That one is written down too, before a test counts its own.
+        # Wait until this request is logged, before a test counts its own.
         server.requests(after=0)
         yield server
     finally:

@@ -22,7 +22,7 @@ def tensors() -> dict[str, np.ndarray]:
 
 
 def halves(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Half of each tensor, of one its rows and of the next its columns."""
+    """Return slices of half of each tensor: alternately rows and columns."""
     indices = [np.s_[8:], np.s_[:, 4:12], np.s_[::2], np.s_[1:, ::2]]
     return {name: indices[number % 4] for number, name in enumerate(tensors)}
 
@@ -61,7 +61,8 @@ def test_distant_slices_are_requested_at_once() -> None:
     with serving(good(ingot.numpy.save({"table": table}))) as server:
         with ingot.safe_open(server.url(), "np") as file:
             found = file.get_slice("table")[rows]
-        # The header, and no row that is not wanted: 17 and 18 are neighbours.
+        # One request for the header and four for rows, since rows 17 and 18 are adjacent. No other row is
+        # fetched.
         assert len(server.requests) == 5
         assert sum(request.range[1] - request.range[0] for request in server.requests[1:]) == found.nbytes
     np.testing.assert_array_equal(found, table[rows])

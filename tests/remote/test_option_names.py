@@ -1,4 +1,4 @@
-"""`storage_options` takes the names of other libraries, by one table."""
+"""`storage_options` accepts the option names of other libraries, which are in one table."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_option_table_is_documented() -> None:
         assert not others or re.search(rf"`{name}`.*`{'`, `'.join(others.split())}`", table), name
 
 
-#: What object_store has and we have not, or have otherwise: writing, other protocols, pools, and what only
-#: the environment says here.
+#: Options of object_store that ingot does not have, or has in another form: options for writing, for other
+#: protocols and for pools, and values that ingot reads from the environment only.
 NOT_OURS = {
     *("aws_endpoint_url_s3", "bucket", "checksum_algorithm", "conditional_put", "copy_if_not_exists"),
     *("container_credentials_relative_uri", "container_credentials_full_uri", "web_identity_token_file"),
@@ -160,7 +160,7 @@ def test_option_with_a_strange_value_names_the_allowed_ones(name: str) -> None:
         try:
             ingot.open("nothing", storage_options={name: value})  # type: ignore[misc]
         except FileNotFoundError:
-            # The value is taken.
+            # The value is valid.
             continue
         except (TypeError, ingot.OptionError) as fault:
             error = fault

@@ -1,4 +1,4 @@
-"""`storage_options={"credentials": provider}`: allowed results, times of calls, and failures."""
+"""`storage_options={"credentials": provider}`: valid results, the times of calls, and failures."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_provider_sets_session_region_and_endpoint(cloud: Cloud) -> None:
     ingot.safe_open("s3://b/k", "np", storage_options={"credentials": lambda: answer})
     assert cloud.readers == ["KEY"]
     assert "/eu-west-9/s3/" in cloud.server.requests[-1].headers["authorization"]
-    # The options of the call are more.
+    # Options of the call override the provider's.
     assert (
         opened(cloud, "s3://b/k", lambda: {**answer, "endpoint": "http://127.0.0.1:9"}, region="r-1") == "KEY"
     )

@@ -1,4 +1,4 @@
-"""Proxies of every kind (threat N17): each serves the same file, and receives what curl sends."""
+"""Proxies of every kind (threat N17): each serves the same file, and gets the same requests as from curl."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_n17_refusing_proxy_is_asked_once_and_named(
 def test_n17_untrusted_proxy_is_refused(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, plain: Server
 ) -> None:
-    # By a certificate that is not trusted, and by one that is, of another address.
+    # A certificate that is not trusted, and a trusted one for another address.
     for host, trusted in [("127.0.0.1", {}), ("127.0.0.2", {"ca_file": str(cert.path)})]:
         with proxying("https", host=host, user="me:hunter2", tls=cert.context) as proxy:
             monkeypatch.setenv("http_proxy", proxy.url())
@@ -154,7 +154,7 @@ def test_n3_proxied_redirect_into_a_private_network_is_rejected(
         with serving(redirecting(location)) as server, proxying(kind, tls=cert.context) as proxy:
             monkeypatch.setenv("http_proxy", proxy.url())
             fails(server.url(), "redirect-refused", ca_file=str(cert.path))
-            # The one that the caller has named.
+            # The proxy received only the target that the caller has named.
             assert [asked[1:] for asked in proxy.asked] == [("127.0.0.1", server.port)]
 
 
@@ -184,7 +184,7 @@ def conversations() -> Iterator[bytes]:
         yield right[:end]
         yield right[:end] + bytes([right[end] ^ (1 << draw.randrange(8))]) + right[end + 1 :]
     yield bytes([5, 0, 5, 0, 0, 1, 127, 0, 0, 1, 0, 9])
-    # More than the answer: a server that would speak first.
+    # Bytes after the answer, as from a server that sends first.
     yield right + DATA[:100]
     for _ in range(20):
         yield draw.randbytes(draw.randrange(40))
@@ -211,7 +211,7 @@ def test_n17_proxy_may_answer_bytewise(
     monkeypatch: pytest.MonkeyPatch, cert: Certificate, safe: Server
 ) -> None:
     class Slowly:
-        """A socket that sends each byte alone."""
+        """A socket that sends one byte at a time."""
 
         def __init__(self, peer: socket.socket) -> None:
             self.peer = peer

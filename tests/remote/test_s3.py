@@ -67,7 +67,7 @@ class Moto:
 def moto() -> Iterator[Moto]:
     pytest.importorskip("moto", reason="moto is not installed")
     port = unused_port()
-    # The script needs no rights. Later requests must be signed.
+    # The requests of the script need no signature. Later requests do.
     environment = {**os.environ, "INITIAL_NO_AUTH_ACTION_COUNT": str(len(KEYS) + 4)}
     arguments = [str(port), json.dumps(KEYS), str(len(DATA))]
     with subprocess.Popen(

@@ -84,7 +84,7 @@ def urls(server: Server) -> dict[str, Any]:
         "file": f"file://{USER}@{host}/model.safetensors?{QUERY}",
         "path": Path(http),
         "bytes": http.encode(),
-        # Secrets in the options and the environment alone.
+        # A URL without secrets: they are only in the options and in the environment.
         **{
             f"clean-{scheme}": f"{scheme}://bucket/gpt/model.safetensors"
             for scheme in ("s3", "az", "gs", "hf")
@@ -101,7 +101,7 @@ ASKED = tuple(kind for kind in KINDS if kind.startswith(("http", "index", "s3", 
 
 
 def sent(request: Request) -> str:
-    """All of it, as it came and decoded, as one line that a header can hold."""
+    """Return the whole request, unchanged and decoded, as one line for a header."""
     skipped = ("range", "if-", "accept", "user-agent", "connection")
     values = [value for name, value in request.headers.items() if not name.startswith(skipped)]
     return " ".join([request.path, *values, unquote(request.path)])
@@ -149,7 +149,7 @@ def _location(handler: Handler, request: Request, said: str) -> None:
 
 
 def _scheme(handler: Handler, request: Request, said: str) -> None:
-    # Whatever of it can be taken for a scheme.
+    # A part of the request that is a valid scheme of a URL.
     words = [word for word in re.findall(rf"{MARK}[\w+-]*", said) if len(word) <= 16]
     word = words[0] if words else "gopher"
     handler.head(302, Location=f"{word}://x", Content_Length=0)
@@ -205,7 +205,7 @@ def environment(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         monkeypatch.setenv(name, server.url(""))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    # It ends as soon as it has said where it serves, and opens nothing.
+    # `view` ends once it has printed its address, and opens no browser.
     monkeypatch.setattr("ingot.cli.commands.view._wait", lambda: None)
     monkeypatch.setattr("webbrowser.open", lambda url: True)
     work = tmp_path / "work"
@@ -217,7 +217,7 @@ def environment(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def told_by(error: BaseException | None) -> Iterator[str]:
-    """All that an exception says, and those that it came of."""
+    """Yield every text of an exception, and of its causes."""
     seen: set[int] = set()
     waiting = [error]
     while waiting:
@@ -273,10 +273,12 @@ def told(call: Callable[[], object], folder: Path) -> list[str]:
 
 
 def turns(number: int, server: Server, place: Path) -> Iterator[tuple[str, str, Path]]:
-    """Each kind of URL with a good answer, and with another one if it reaches the server, in a new folder.
+    """Yield each kind of URL with a good answer, and with a bad one if it reaches the server, each in a new
+        folder.
 
-    Every function, by its `number`, meets every kind, and every answer to a URL with secrets. Every kind
-    meets every answer.
+        A function gets every kind of URL, and every answer to a URL with secrets. With the `number` of the
+        function the
+    other pairs differ, so that over all functions every kind of URL gets every answer.
     """
     bad = [answer for answer in ANSWERS if answer != "good"]
     pairs = [(kind, "good") for kind in KINDS] + [("http", answer) for answer in bad]
@@ -341,7 +343,7 @@ def is_place(parameter: inspect.Parameter) -> bool:
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """All functions and classes of the package that take a path or a URL, by name."""
+    """Return all functions and classes of the package that take a path or a URL, by name."""
     found: dict[str, Callable[..., Any]] = {}
     for module_name in MODULES:
         try:
@@ -374,7 +376,7 @@ def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def places(function: Callable[..., Any]) -> list[str]:
-    # Fields of results are no paths to open.
+    # The parameters of result classes are fields, not paths to open.
     if isinstance(function, type) and not hasattr(function, "__exit__"):
         return []
     return [name for name, parameter in parameters(function).items() if is_place(parameter)]
@@ -409,7 +411,7 @@ def arguments(function: Callable[..., Any], given: dict[str, object], folder: Pa
 
 
 def calls(function: Callable[..., Any], url: object, folder: Path) -> Iterator[dict[str, object]]:
-    """The URL in place of each path alone, and of all of them."""
+    """Yield arguments with the URL in place of each path, and in place of all paths."""
     names = places(function)
     for chosen in [*([name] for name in names), *([names] if len(names) > 1 else [])]:
         given: dict[str, object] = {name: [url] if name == "sources" else url for name in chosen}
@@ -444,7 +446,7 @@ def test_progress_bars_and_ranges_print_no_secret(server: Server, tmp_path: Path
 
 
 def test_secret_tests_have_servers_that_echo_secrets(server: Server) -> None:
-    """Without which the tests above would show nothing."""
+    """The tests above prove something only if a server really repeats secrets."""
     import urllib.request
     from urllib.error import HTTPError
 
@@ -461,7 +463,7 @@ def test_secret_tests_have_servers_that_echo_secrets(server: Server) -> None:
 
 # Every function that writes. -----------------------------------------------------------------------------
 
-# The places that are written to. Those of the others are read.
+# The parameters of paths to write. All other paths are read.
 WRITTEN = ("destination",)
 WRITERS = {
     f"{name}({place})": (function, place)
@@ -561,7 +563,7 @@ PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file", "url"
 
 
 def line(words: str, url: str, *more: str) -> list[str]:
-    """The command with the URL in all places and required options, and more words."""
+    """Return a command with the URL for every path and required option, and `more` words."""
     command = COMMANDS[words]
     typed = words.split()
     for parameter in command.params:
@@ -619,7 +621,7 @@ def test_commands_print_no_secret_of_a_system_error(server: Server) -> None:
 
 @pytest.mark.parametrize("words", ["summary", "check", "doctor", "hash", "ls", "info", "verify", "stats"])
 def test_commands_read_signed_urls(words: str, server: Server) -> None:
-    """With its query, each time that they open it."""
+    """Every request has the query of the URL, which is its signature."""
 
     def signed(handler: Handler, request: Request) -> None:
         if not request.path.endswith(f"?{QUERY}"):

@@ -1,4 +1,4 @@
-"""Sharded checkpoints behind URLs: an index, and shards beside it."""
+"""Sharded checkpoints at URLs: an index, and shards beside it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_load_file_detects_an_index_by_contents() -> None:
     files = {**FILES, "latest": FILES[INDEX]}
     with serving(folder(files)) as server:
         assert same(ingot.numpy.load_file(server.url("/model/latest")))
-        # It was requested like a file of tensors, whose first request covers so short a file.
+        # One request is enough: it is the first request of any file, and returns all of a short one.
         assert names(server).count("latest") == 1
 
 

@@ -1,4 +1,4 @@
-"""Sharded models of the Hub, from an imitation: the files of a model, all of one commit."""
+"""Sharded models of an imitated Hub: all files of a model are of one commit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_hub_repository_of_shards_is_a_checkpoint(hub: Hub) -> None:
     assert (file.path, file.backend) == (f"hf://me/gpt/{INDEX}", "hf")
     assert file.shards == [f"hf://me/gpt@{OLD}/{name}" for name in NAMES]
     assert same(file.get_tensors())
-    # The token stayed at home.
+    # The other host did not receive the token.
     assert all("authorization" not in request.headers for request in hub.cdn.requests)
 
 
@@ -107,7 +107,7 @@ def test_hub_shards_in_the_cache_are_not_fetched(hub: Hub, tmp_path: Path) -> No
     assert (file.path, file.backend) == (str(index), "mmap")
     assert "cache" in file.why
     assert same(file.get_tensors())
-    # They told which commit the branch is at.
+    # The two requests found the commit of the branch.
     assert len(hub.hub.requests) == 2
     pinned = ingot.safe_open(f"hf://me/gpt@{OLD}", "np", storage_options=NEAR)
     assert same(pinned.get_tensors())
@@ -184,7 +184,7 @@ def test_hub_download_is_of_one_commit(hub: Hub, place: Path) -> None:
 
 
 def broken_off(hub: Hub, place: Path) -> None:
-    """Fetch all but the last shard, and break off."""
+    """Download all but the last shard, and fail."""
     total = sum(len(data) for data in checkpoint().values())
 
     def progress(done: int, _: int) -> None:

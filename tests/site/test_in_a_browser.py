@@ -1,4 +1,4 @@
-"""The site in a browser, from its folder: for a keyboard and a screen reader, with a search, and alone."""
+"""The site in a browser, opened from its folder: keyboard, screen reader, search, and no other requests."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def browser() -> Iterator[Any]:
             f"no browser is installed: {', '.join(BROWSERS)}"
         )
     with sync_api.sync_playwright() as playwright:
-        # Root, as in containers, gets no sandbox.
+        # Chromium has no sandbox for root, as in containers.
         started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield started
         started.close()
@@ -98,7 +98,7 @@ def test_site_viewer_opens_a_dropped_file_and_requests_no_host(browser: Any, tmp
     page.on("console", lambda message: message.type == "error" and faults.append(message.text))
     page.goto((SITE / "viewer.html").as_uri())
     page.set_input_files("input[type=file] >> nth=0", model)
-    # Functions: its policy lets no text be run as a script.
+    # Functions instead of text, since the page's policy forbids to run text as a script.
     page.wait_for_function("() => document.body.innerText.includes('4,096')")
     page.evaluate("() => { location.hash = 't=encoder.weight&view=statistics'; }")
     page.wait_for_function("() => document.body.innerText.includes('Standard deviation')")

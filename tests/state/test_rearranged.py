@@ -26,7 +26,7 @@ SHORT: dict[str, Any] = {
     "step": 7,
     3: [torch.zeros(2, dtype=torch.int64)],
 }
-# The tree of this one is a tensor.
+# The tree of this state is so long that it is stored as a tensor.
 LONG = {**SHORT, "text": "x" * 1_100_000}
 TREES = {"short": SHORT, "long": LONG}
 
@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=TREES)
 def tree(request: pytest.FixtureRequest) -> dict[Any, Any]:
-    """A state, which the file "state" holds."""
+    """Save a state in the file "state", and return it."""
     found = TREES[request.param]
     save_state(found, "state", {"title": "t"})
     return found
@@ -71,7 +71,7 @@ def assert_no_state(path: str) -> None:
 def test_rewrite_keeps_a_state_with_new_names(tree: Any, given: dict[str, Any]) -> None:
     ingot.rewrite("state", "new", rename=lambda name: f"{name}.saved", **given)
     assert same(load_state("new"), tree)
-    # The text of the new file has a long tree.
+    # The new file stores its tree as text, even a long one.
     names = {f"{name}.saved" for name in ingot.open("state") if name != STATE_KEY}
     assert {*ingot.open("new")} == names
     kept = given.get("metadata", {"title": "t"}) or {}
@@ -81,7 +81,7 @@ def test_rewrite_keeps_a_state_with_new_names(tree: Any, given: dict[str, Any]) 
     model = torch.nn.Linear(3, 2)
     load_state("new", into={"model": model}, keys="model.*")
     assert torch.equal(model.weight, tree["model"]["weight"])
-    # Names may change places, and again.
+    # Two names can be swapped, also in a renamed file.
     swap = {"model.bias.saved": "3.0.saved", "3.0.saved": "model.bias.saved"}
     ingot.rewrite("new", "again.bt", rename=swap)
     assert same(load_state("again.bt"), tree)
@@ -117,7 +117,7 @@ def test_merge_keeps_the_state_of_one_source(tree: Any) -> None:
     for sources in (["state", "more"], ["more", "state"]):
         ingot.merge(sources, "new", overwrite=True)
         assert same(load_state("new"), tree)
-    # Tensors that it does not name may go.
+    # Tensors that are not part of the state can be dropped.
     ingot.rewrite("new", "without", drop="more")
     assert same(load_state("without"), tree)
     ingot.torch.save_file({"model.bias": torch.zeros(2)}, "more")

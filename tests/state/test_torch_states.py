@@ -1,4 +1,4 @@
-"""Modules, optimizers and other objects of torch are saved by their states, and filled by them."""
+"""Modules, optimizers and other objects of torch are saved as their state dicts, and loaded in place."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_load_state_fills_tensors_of_four_bits_in_place(path: Path) -> None:
     into["plain"] = packed(1).view(torch.uint8)[:2].view(torch.float4_e2m1fn_x2)
     with pytest.raises(ingot.DestinationError, match=r"`plain`: expected shape \[2, 4\], found \[3, 4\]"):
         load_state(path, into=into)
-    # NumPy has them unpacked, which the bytes of the file cannot fill.
+    # NumPy has one element per byte, and the file has two.
     array = np.zeros((3, 8), ml_dtypes.float4_e2m1fn)
     with pytest.raises(
         ingot.DestinationError, match="`plain`: no file has tensors of the destination's dtype"
@@ -282,7 +282,7 @@ def test_wrappers_leave_no_trace_in_names(path: Path) -> None:
 
 
 class Renaming(nn.Module):
-    """A module that reads the names of an older version of itself."""
+    """A module that accepts names of its older version in `load_state_dict`."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -397,7 +397,7 @@ def test_load_state_rejects_an_optimizer_of_other_parameters(path: Path) -> None
         ingot.CheckpointError, match="`optimizer`: expected a group with the same 2 parameters"
     ):
         load_state(path, into={"model": other, "optimizer": some})
-    # Without the names of its parameters.
+    # Without the model, the names of the parameters are unknown.
     with pytest.raises(ingot.CheckpointError, match=r"expected groups of \[2\] parameters, found \[6\]"):
         load_state(path, into={"optimizer": some})
     with pytest.raises(
@@ -419,7 +419,7 @@ def test_errors_of_load_state_dict_name_the_path(path: Path) -> None:
 
 
 class Halves(torch.Tensor):
-    """A tensor subclass that keeps its values in two tensors, as quantised optimizers have them."""
+    """A tensor subclass that stores its values in two tensors, as in quantised optimizers."""
 
     whole: torch.Tensor
     scale: torch.Tensor
@@ -476,7 +476,7 @@ def test_tensor_subclasses_are_flattened(path: Path) -> None:
     found = fresh.state[other.weight]["momentum_buffer"]
     assert isinstance(found, Halves)
     assert (found.whole.tolist(), found.scale.tolist(), found.block) == ([[2, 2, 2]], [2], 16)  # type: ignore[attr-defined]
-    # An optimizer that has stepped has the class.
+    # After a step, the optimizer's own state has this class.
     fresh.state[other.weight]["momentum_buffer"] = halves(1)
     load_state(path, into=into)
     assert isinstance(fresh.state[other.weight]["momentum_buffer"], Halves)

@@ -386,11 +386,11 @@ def test_save_state_in_background_returns_a_future(path: Path) -> None:
 
 
 class Own:
-    """A class of a user's."""
+    """A class that a user defines."""
 
 
 class Named(dict[str, int]):
-    """A dict of a user's, whose class would be lost."""
+    """A user's subclass of dict, whose class would be lost."""
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
@@ -443,7 +443,7 @@ def with_tree(text: str) -> bytearray:
 
 def with_head(text: str) -> bytearray:
     tensors = {"t": torch.ones(2), "bytes": torch.ones(2, dtype=torch.uint8)}
-    # Bytes would be a path. Functions of ingot store no state of other tensors.
+    # A bytearray, since bytes would be a path. ingot's own functions write no record for other tensors.
     return bytearray(safetensors.torch.save(tensors, {"ingot.state": text}))
 
 
@@ -531,7 +531,7 @@ def test_load_state_counts_values_before_it_makes_them(monkeypatch: pytest.Monke
         with pytest.raises(ingot.CheckpointError, match="more than 1,000 values") as caught:
             load_state(with_tree(text))
         assert caught.value.code == "state-too-large"
-    # Commas in texts are no values.
+    # Commas in a text do not count as values.
     assert load_state(with_tree(json.dumps(["," * 3000]))) == ["," * 3000]
 
 
@@ -577,7 +577,7 @@ TREES: Callable[..., Any] = st.recursive(LEAVES, trees, max_leaves=25)  # type: 
 
 
 def unmade(value: Any) -> Any:
-    """Return a tree without dataclasses, which compare tensors in ways of their own."""
+    """Return a tree with dicts in place of dataclasses, whose comparison fails for tensors."""
     if isinstance(value, Frozen):
         return ("Frozen", unmade(value.inner))
     if isinstance(value, Point):

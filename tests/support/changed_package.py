@@ -20,7 +20,7 @@ Changes = Mapping[str, Sequence[tuple[str, str]]]
 
 
 def said_by(program: str, changes: Changes, folder: Path, *arguments: str) -> Any:
-    """The last line that `program` prints as JSON, on a copy in `folder` with `changes`."""
+    """Run `program` with a changed copy of the package in `folder`. Return its last line, as JSON."""
     copy = folder / "ingot"
     shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "web", "_native.*"))
     for library in PACKAGE.glob("_native.*"):

@@ -29,7 +29,7 @@ RIGHT = {"b": np.arange(4, dtype=np.int8), "d": np.zeros((0, 2), np.float32)}
 
 
 def write(directory: Path, shards: Mapping[str, Mapping[str, Any]], **changes: Any) -> Path:
-    """A checkpoint of these shards. `changes` go over the fields of the index."""
+    """Write a checkpoint with these shards. `changes` replace fields of the index."""
     index: dict[str, Any] = {"metadata": {}, "weight_map": {}}
     for file, tensors in shards.items():
         (directory / file).parent.mkdir(parents=True, exist_ok=True)

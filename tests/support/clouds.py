@@ -1,8 +1,7 @@
-"""A server on loopback that issues credentials as the clouds do, and serves a file to valid ones.
+"""A server on loopback that issues credentials like the clouds, and serves a file to valid credentials.
 
-Other implementations than ours verify the requests: signatures of Amazon by botocore, tokens that
-are signed by google-auth. Keys and tokens are named after their source, so that tests see
-which of them was read.
+Other libraries verify the requests: botocore the signatures of Amazon, google-auth signed tokens. Keys and
+tokens are named after their source, so that tests see which source was used.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import ingot.numpy
 from .servers import Answer, Handler, Request, Server, serving
 
 DATA = ingot.numpy.save({"a": np.arange(10)})
-#: The key of an account of Azure, and of the keys that a test holds from the start.
+#: The secret of an account of Azure, and of keys that a test has from the start.
 SECRET = "c2VjcmV0LW9mLXRoZS10ZXN0cw=="
 
 
@@ -45,9 +44,9 @@ class Cloud:
 
     def __init__(self) -> None:
         self.server = Server(0)
-        #: The same behind TLS, for those who ask over nothing else.
+        #: The same server with TLS, for clients that require it.
         self.authority = Server(0)
-        #: The secret and the session of each key of Amazon's kind, by its name.
+        #: The secret and the session token of each key of Amazon, by key id.
         self.keys: dict[str, tuple[str, str | None]] = {}
         self.tokens: set[str] = set()
         self.readers: list[str] = []
@@ -63,7 +62,7 @@ class Cloud:
         return self.server.url(path)
 
     def known(self, *names: str) -> None:
-        """Keys that stand somewhere."""
+        """Register keys that a configuration contains."""
         for name in names:
             self.keys[name] = (SECRET, None)
 
@@ -103,7 +102,7 @@ class Cloud:
         return "nobody"
 
     def _signer(self, handler: Handler, request: Request, body: bytes, service: str) -> str:
-        """The key that a request is signed with, as botocore signs it."""
+        """Return the key with which a request is signed, according to botocore."""
         from botocore.auth import S3SigV4Auth, SigV4Auth
         from botocore.awsrequest import AWSRequest
         from botocore.credentials import Credentials

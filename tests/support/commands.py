@@ -31,18 +31,18 @@ class Ended:
     err: str
 
     def json(self) -> Any:
-        """Its answer, which is one line of ASCII."""
+        """Its output as JSON, which is one line of ASCII."""
         assert self.out.isascii()
         assert self.out.count("\n") == 1
         return json.loads(self.out, parse_constant=lambda constant: 1 / 0)
 
     def rows(self) -> list[list[str]]:
-        """Its lines, cell by cell."""
+        """Its lines, each split into cells."""
         return [line.split("\t") for line in self.out.splitlines()]
 
 
 def run(*arguments: object) -> Ended:
-    """Run it in this process, as if in a pipe."""
+    """Run it in this process, as if its output were a pipe."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = run_program([str(argument) for argument in arguments])
@@ -84,7 +84,7 @@ def in_a_pipe(*arguments: object, folder: Path | None = None, stdin: bytes = b""
 def in_a_terminal(
     *arguments: object, folder: Path | None = None, columns: int = 100, **variables: str
 ) -> Ended:
-    """Run it in a terminal of `columns` by 40. What it prints, on both streams, is `out`."""
+    """Run it in a terminal of `columns` × 40 characters. `out` has the output of both streams."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`ingot.compat` for a while."""
+"""`ingot.compat`, installed for a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import ingot.compat
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Have ingot in the place of safetensors, though the wheel was imported before."""
+    """Replace safetensors by ingot within the block, although the wheel is already imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         ingot.compat.install()

@@ -15,7 +15,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def zeros(tensors: list[list[Any]]) -> dict[str, Any]:
-    """Tensors of this name, dtype and shape each, as `ingot.serialize` takes them."""
+    """Return tensors with these names, dtypes and shapes, as arguments for `ingot.serialize`."""
     return {
         name: {"dtype": dtype, "shape": shape, "data": bytes(prod(shape) * BITS[dtype] // 8)}
         for name, dtype, shape in tensors
@@ -45,7 +45,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 class Chance:
-    """Models of all methods, with settings as they are and as they should not be."""
+    """Random models with every method of quantisation, with valid and invalid settings."""
 
     METHODS = ("gptq", "awq", "mxfp4", "fp8", "bitsandbytes", "compressed-tensors", "mlx", "quanto", None, 4)
     SUFFIXES = (

@@ -10,14 +10,14 @@ from typing import Any
 
 from ingot._base.frameworks import FRAMEWORKS
 
-# In this order: paddle ends the process that has imported tensorflow before.
+# In this order: paddle crashes in a process that has imported tensorflow before.
 MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
 # Classes that users call.
 CLASSES = ("ingot.Checkpoints", "ingot.Ranges", "ingot.Writer", "ingot.safe_open")
 
 
 def public_functions() -> dict[str, Any]:
-    """Each function, class and method that users call, by its full name.
+    """Return each function, class and method that users call, by its full name.
 
     Without the modules of frameworks that are not installed, and without classes that users do not make:
     errors, results, and the objects that a handle returns.

@@ -1,4 +1,4 @@
-"""Errors that calls have to raise."""
+"""A check for the errors of calls."""
 
 from __future__ import annotations
 

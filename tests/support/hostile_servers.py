@@ -19,7 +19,7 @@ DATA = ingot.numpy.save(TENSORS)
 TOKEN = "hf_secret"
 
 
-#: No pauses that a test would wait for, and a server that stalls is soon given up.
+#: No pauses between retries, and a short timeout for a server that stalls.
 QUICK = {"retries": 1, "stall_timeout": 0.6, "min_rate": 1000, "timeout": 10, "token": TOKEN}
 
 
@@ -28,7 +28,7 @@ def opened(server: Server, path: str = "/m.safetensors", **options: object) -> i
 
 
 def refused(server: Server, code: str, path: str = "/m.safetensors", **options: object) -> ingot.StorageError:
-    """Opening fails like this; the message names the URL and no secret."""
+    """Check that opening fails with this code, and that the message names the URL and no secret."""
     with pytest.raises(ingot.StorageError) as caught:
         opened(server, path, **options)
     assert caught.value.code == code, caught.value
@@ -38,7 +38,7 @@ def refused(server: Server, code: str, path: str = "/m.safetensors", **options: 
 
 
 def after_the_header(then: Answer) -> Answer:
-    """A server that turns bad once the file is open."""
+    """Return the answer of a server that sends a correct header, and then answers like `then`."""
 
     def answer(handler: Handler, request: Request) -> None:
         if request.range[0] == 0:
@@ -50,7 +50,7 @@ def after_the_header(then: Answer) -> Answer:
 
 
 def read_fails(answer: Answer, code: str, **options: object) -> tuple[ingot.StorageError, Server]:
-    """Reading a tensor fails like this."""
+    """Check that reading a tensor fails with this code. Return the error and the server's requests."""
     with serving(after_the_header(answer)) as server:
         file = opened(server, **options)
         with pytest.raises(ingot.StorageError) as caught:

@@ -1,8 +1,8 @@
-"""A server that draws every answer from a seed: correct, or wrong in a detectable way.
+"""A server whose answers are random: correct, or wrong in a way that a client can detect.
 
-It has two versions of each file, of one size. It sends no undetectable lie: no other bytes
-with all the headers of the right ones, and no two versions under one name. With any other lie a
-client has the bytes of one version in the end, or an error.
+It has two versions of each file, of equal size. It sends no undetectable lie: no other bytes with all headers
+of the right ones, and no two versions with equal version headers. With any other lie, a client must get the
+bytes of one version or an error.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _files(version: int) -> dict[str, bytes]:
     return files
 
 
-#: By version.
+#: The files of each version.
 FILES = [_files(version) for version in range(2)]
 
 
@@ -83,7 +83,7 @@ class Reply:
     #: Raw bytes to send before and after it.
     before: bytes = b""
     after: bytes = b""
-    #: Positions at which the answer ends or waits, as fractions of its length.
+    #: The positions at which the answer ends and pauses, as fractions of its length.
     ends: float = 1
     waits: float | None = None
     resets: bool = False
@@ -106,19 +106,19 @@ class Reply:
 
 @dataclass
 class Case:
-    """How one client is served: everything follows from the two numbers."""
+    """The answers to one client. The seed and the number determine all of them."""
 
     seed: int
     number: int
     random: random.Random = field(init=False)
     lock: Lock = field(default_factory=Lock)
-    #: How many answers it had.
+    #: The number of answers so far.
     answers: int = 0
     lies: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(f"{self.seed}/{self.number}")
-        #: How many of the answers are lies.
+        #: The share of answers that are lies.
         self.share = self.random.choice([0, 0.05, 0.2, 0.2, 0.5, 0.9])
         #: The server's version headers, and the number of answers before it changes the version.
         self.says = self.random.choice([("ETag", "Last-Modified")] * 2 + [("ETag",), ("Last-Modified",), ()])
@@ -177,7 +177,7 @@ VERSION_HEADERS = ("ETag", "Last-Modified")
 
 
 def _header(reply: Reply, asked: Asked) -> str:
-    """One of its headers that may be lied about."""
+    """Return a header of the reply that a lie may change."""
     names = [name for name, _ in reply.headers]
     if asked.case.moves_after is not None:
         # Without headers for the first version, both versions could pass for one.
@@ -234,13 +234,13 @@ def range_changed(reply: Reply, asked: Asked) -> None:
         f"bytes {begin}-{end - 1}",
     ]
     if begin:
-        # The first answer says how long the file is.
+        # Only later answers can contradict the length: the first one defines it.
         says += [f"bytes {begin}-{end - 1}/{size + 1}", f"bytes {begin}-{end - 1}/{end}"]
     reply.set("Content-Range", asked.random.choice(says))
 
 
 def another_range(reply: Reply, asked: Asked) -> None:
-    """Bytes of another range, with true headers."""
+    """Send bytes of another range with truthful headers."""
     shift = asked.random.choice([-asked.begin, -1, 1, 4096, 100_000])
     begin, end = max(0, asked.begin + shift), min(asked.end + shift, len(asked.data))
     if (begin, end) != (asked.begin, asked.end) and begin < end:
@@ -282,7 +282,7 @@ def body_long(reply: Reply, asked: Asked) -> None:
 
 
 def another_answer_behind_it(reply: Reply, asked: Asked) -> None:
-    """Bytes that a client may take for the answer to its next request on the connection."""
+    """Send additional bytes, which a client might take for the answer to its next request."""
     version = asked.case.version()
     twin = truth(asked, version)
     twin.body = bytes(len(twin.body))
@@ -329,7 +329,7 @@ def parts(reply: Reply, asked: Asked) -> None:
 
 
 def chunked(reply: Reply, asked: Asked) -> None:
-    """In chunks, rightly or not."""
+    """Send the body in chunks, correct or malformed."""
     size = f"{len(reply.body):x}"
     size = asked.random.choice(
         [size, size.upper(), f"{size};x=y", "ffffffffffffffff", "10000000000000000", f"-{size}", ""]
@@ -484,12 +484,12 @@ LIES: list[Lie] = [
     interim,
     refused_by_condition,
 ]
-#: The lies that take the client's time.
+#: The lies that make a client wait.
 SLOW = 0.02
 
 
 def reply_to(case: Case, request: Request, elsewhere: str) -> Reply:
-    """The next answer of a case."""
+    """Return the next answer of a case."""
     name = request.path.partition("?")[0].rpartition("/")[2]
     with case.lock:
         version = case.version()

@@ -1,4 +1,4 @@
-"""The files that commands are tried on."""
+"""Model files for tests of the command."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def transformer(layers: int = 12) -> Arrays:
             "input_layernorm.weight": (64,),
         }.items():
             arrays[f"model.layers.{layer}.{name}"] = normal(*shape)
-    # A layer that is not like the others.
+    # The shapes of the last layer differ.
     arrays["model.layers.7.mlp.up_proj.weight"] = normal(128, 64)
     return arrays
 

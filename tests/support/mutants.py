@@ -1,11 +1,11 @@
-"""Files with a few things changed, as chance has it."""
+"""Files with a few random changes."""
 
 from __future__ import annotations
 
 import random
 import struct
 
-# Numbers that say too much, or nothing.
+# Numbers that are too large for a field, or 0.
 TELLING = [
     0,
     1,
@@ -27,7 +27,7 @@ TELLING = [
 
 
 def mutant(seeds: list[bytes], dice: random.Random) -> bytes:
-    """One of the files with a few things changed."""
+    """Return one of the files with a few random changes."""
     data = bytearray(dice.choice(seeds))
     for _ in range(dice.choice([1, 1, 1, 2, 4])):
         at, end = sorted(dice.choices(range(len(data) + 1), k=2))

@@ -34,7 +34,7 @@ class Proxy:
     user: str | None = None
     #: The requested targets: `("name" or "address", host, port)`.
     asked: list[tuple[str, str, int]] = field(default_factory=list)
-    #: The heads of requests that it was sent itself.
+    #: The heads of the requests to the proxy itself.
     heads: list[bytes] = field(default_factory=list)
     connections: int = 0
 
@@ -44,7 +44,7 @@ class Proxy:
 
 
 class Refused(Exception):
-    """The conversation is over."""
+    """The proxy ends the connection."""
 
 
 def exactly(peer: socket.socket, count: int) -> bytes:
@@ -58,7 +58,7 @@ def exactly(peer: socket.socket, count: int) -> bytes:
 
 
 def relay(a: socket.socket, b: socket.socket) -> None:
-    """Bytes both ways, until either end has no more. In one thread: two may not use one connection of TLS."""
+    """Copy bytes both ways until one end closes, in one thread: TLS connections are not thread-safe."""
     other = {a: b, b: a}
     while True:
         ready = [end for end in other if isinstance(end, ssl.SSLSocket) and end.pending()]
@@ -79,7 +79,7 @@ def reach(proxy: Proxy, host: str, port: int) -> socket.socket:
 
 
 def http(proxy: Proxy, peer: socket.socket) -> None:
-    """One request a connection: `CONNECT`, or one whose target is a whole URL."""
+    """Handle one request per connection: `CONNECT`, or a request whose target is a whole URL."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         head += exactly(peer, 1)

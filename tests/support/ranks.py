@@ -12,8 +12,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-# Forked from a process that has imported torch, since that takes seconds. So do other imports of each rank:
-# torch._dynamo for its first distributed tensor, and pytest for the functions of tests.
+# Ranks are forked from a process that has imported torch and the other modules that each rank needs, since
+# these imports take seconds: torch._dynamo for the first distributed tensor, and pytest for the functions of
+# tests.
 _context = get_context("forkserver")
 _context.set_forkserver_preload(
     ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo", "ingot.torch", "pytest"]
@@ -82,7 +83,7 @@ def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) 
 
 
 class Ranks:
-    """So many ranks. `run` has all of them call a function of a test's module."""
+    """`size` ranks. `run` makes all of them call a function of a test module."""
 
     def __init__(self, size: int, folder: Path) -> None:
         self.size = size

@@ -1,4 +1,4 @@
-"""How much of a file the system holds in memory."""
+"""The pages of a file in the page cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = mmap.PAGESIZE
 
 
 def resident_pages(path: Path) -> int:
-    """The pages of a file that are in the page cache. Looking at it brings none of them in."""
+    """Return the number of pages of a file in the page cache, without reading any."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
@@ -30,7 +30,7 @@ def resident_pages(path: Path) -> int:
 
 
 def dropped(path: Path) -> bool:
-    """Write a file to its disk, and have the system forget it; whether it did, which one in memory cannot."""
+    """Flush a file and drop it from the page cache. Return False if it stays there, as on a tmpfs."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)

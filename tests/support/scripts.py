@@ -11,7 +11,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 def script(name: str) -> ModuleType:
-    """Import one of them, which have no suffix to be imported by."""
+    """Import a script, whose name has no suffix."""
     loader = SourceFileLoader(name.replace("-", "_"), str(SCRIPTS / name))
     spec = spec_from_loader(loader.name, loader)
     assert spec is not None

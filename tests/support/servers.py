@@ -36,21 +36,21 @@ class Server:
     #: Bytes of bodies that were sent.
     sent: int = 0
 
-    #: Replaces its answer.
+    #: A function that replaces its answer.
     replace: Callable[[Answer], None] = lambda answer: None
 
     def url(self, path: str = "/model.safetensors", scheme: str = "http") -> str:
         return f"{scheme}://{self.host}:{self.port}{path}"
 
 
-#: Answers one request. It may write to the socket as it likes.
+#: A function that answers one request, through the handler or with raw bytes.
 Answer = Callable[["Handler", Request], None]
 
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _Server
-    # Heads and bodies go out at once.
+    # Send heads and bodies without delay.
     wbufsize = -1
     disable_nagle_algorithm = True
 
@@ -87,7 +87,7 @@ class Handler(BaseHTTPRequestHandler):
         self.body(data[begin:end])
 
     def raw(self, data: bytes) -> None:
-        """Bytes as they are, and the end of the connection."""
+        """Send raw bytes, and close the connection."""
         self.close_connection = True
         self.wfile.write(data)
         self.wfile.flush()
@@ -106,12 +106,12 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-#: The process keeps what services issued, by their address: one at a port that comes back is one it knows.
+#: ingot caches credentials by the address of their service, so that tests must not reuse a port.
 _PORTS: set[int] = set()
 
 
 def _fresh(host: str) -> _Server:
-    """A server on a port that none of this process has had."""
+    """Start a server on a port that no earlier server of this process had."""
     while True:
         server = _Server((host, 0), Handler)
         if server.server_port not in _PORTS:

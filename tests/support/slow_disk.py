@@ -1,6 +1,6 @@
-"""A FUSE mount that shows a directory read-only, late, and with a byte that cannot be read.
+"""A FUSE mount of a directory: read-only, with a delay, and with a byte that cannot be read.
 
-As a program it is the mount. `missing` names the missing requirement.
+As a program it serves the mount. `missing` returns a missing requirement.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-# Reads that are under way at once: as many as a network would take.
+# The number of simultaneous reads, as on a network.
 AT_ONCE = 64
 
 
@@ -66,7 +66,7 @@ def mounted(
 
 
 def unmount(place: Path) -> None:
-    """Take the mount at `place` away, if there is one, though a test that failed may hold files of it."""
+    """Unmount `place` if it is a mount, even if a failed test still has files of it open."""
     subprocess.run(["fusermount3", "-u", "-z", place], check=False, capture_output=True)
 
 
@@ -90,7 +90,7 @@ def serve(shown: str, place: str, delay: float, broken: int, log: str) -> None:
             }
 
         def init_with_config(self, connection: Any, config: Any) -> None:
-            # The kernel asks for 12 at once by default.
+            # By default the kernel sends 12 requests at once.
             if connection is not None:
                 connection.max_background = connection.congestion_threshold = AT_ONCE
 

@@ -1,6 +1,6 @@
-"""Checkpoints as large as real ones: their headers are true, and their data is a hole in the file.
+"""Checkpoints as large as real ones, with real headers and sparse data.
 
-They take almost no room where a file system has sparse files. The benches use them too.
+They take almost no space on a file system with sparse files. The benches use them too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_file(path: Path, tensors: Mapping[str, Spec]) -> int:
-    """A file of these dtypes and shapes, and the bytes of its data."""
+    """Write a file with tensors of these dtypes and shapes, and return the size of its data."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in sorted(tensors.items(), key=lambda item: (-NBYTES[item[1][0]], item[0])):
@@ -33,7 +33,7 @@ def write_file(path: Path, tensors: Mapping[str, Spec]) -> int:
 def write_checkpoint(
     directory: Path, shards: Mapping[str, Mapping[str, Spec]], *, by_name: bool = True
 ) -> Path:
-    """A checkpoint of these shards, and the path of its index: sorted as transformers does, or by shard."""
+    """Write a checkpoint, and return the path of its index. It lists tensors by name, or by shard."""
     total = sum(write_file(directory / file, tensors) for file, tensors in shards.items())
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
     if by_name:
@@ -45,7 +45,7 @@ def write_checkpoint(
 
 
 def gpt2() -> dict[str, Spec]:
-    """GPT-2 as the Hub has it, with the causal masks that are buffers of its attention."""
+    """Return GPT-2 as on the Hub, with the causal masks of its attention."""
     width, context = 768, 1024
     tensors: dict[str, Spec] = {
         "wte.weight": ("F32", (50257, width)),
@@ -70,7 +70,7 @@ def gpt2() -> dict[str, Spec]:
 
 
 def bloom() -> dict[str, dict[str, Spec]]:
-    """BLOOM: 72 shards, one for each layer, one before and one after them."""
+    """Return BLOOM: 72 shards, one for each of 70 layers, one before and one after them."""
     width, layers = 14336, 70
 
     def norm(name: str) -> dict[str, Spec]:
@@ -95,7 +95,7 @@ def bloom() -> dict[str, dict[str, Spec]]:
 
 
 def experts(count: int = 91_000, shards: int = 163) -> dict[str, dict[str, Spec]]:
-    """A mixture of experts with so many tensors: each matrix in 8 bits, with a scale for each block of it."""
+    """Return a mixture of experts with `count` tensors: 8-bit matrices, each with a scale per block."""
     names = _expert_names()
     tensors = [next(names) for _ in range(count)]
     files = [f"model-{number:05d}-of-{shards:06d}.safetensors" for number in range(1, shards + 1)]

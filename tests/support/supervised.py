@@ -1,9 +1,8 @@
-"""A child whose system calls its parent sees first: they pass, they fail, or the child is killed there.
+"""A child process whose parent decides on each of its system calls: pass, fail, or kill the child.
 
-By the notifications of seccomp. strace counts the calls of each thread apart, and needs a process of its own
-for every fault, and there are thousands here; a library that is loaded first (`LD_PRELOAD`) sees nothing
-of rustix, which makes its calls without libc. This sees all of them, in the order in which they are made, and
-a fault costs a fork.
+It uses seccomp notifications, which deliver all calls in their order; a fault costs one fork. strace is not
+used, since it counts calls per thread and needs a new process for each of thousands of faults. `LD_PRELOAD`
+is not used, since rustix makes its calls without libc.
 """
 
 from __future__ import annotations
@@ -104,10 +103,10 @@ SYS_SECCOMP, SET_MODE_FILTER, NEW_LISTENER = 317, 1, 1 << 3
 NOTIF_RECV, NOTIF_SEND, CONTINUE = 0xC0502100, 0xC0182101, 1
 AT_FDCWD = -100
 
-#: In place of an error's number: the child is killed before the call is made.
+#: A decision instead of an errno: kill the child before the call.
 KILL = -1
-#: Given the name of a call, how many of that name there were with it, and how many in all: 0 lets it
-#: pass, the number of an error makes it fail.
+#: Decides on a call by its name, its number among calls of that name, and its number among all calls. Returns
+#: 0 to let it pass, an errno to make it fail, or `KILL`.
 Decide = Callable[[str, int, int], int]
 
 
@@ -172,7 +171,7 @@ def _work(work: Callable[[], object], theirs: socket.socket, writing: int) -> No
 
 
 def _listener() -> int:
-    """Have all calls of this process wait for a decision. Return the descriptor for the answers."""
+    """Make all calls of this process wait for a decision. Return the descriptor for the answers."""
     steps = [(BPF_LOAD, 0, 0, 4), (BPF_JUMP_IF_EQUAL, 1, 0, AUDIT_ARCH_X86_64), (BPF_RETURN, 0, 0, RET_ALLOW)]
     steps.append((BPF_LOAD, 0, 0, 0))
     # Memory without a file is allowed: the child allocates some before its parent can answer.
@@ -241,7 +240,7 @@ def _touches(name: str, pid: int, arguments: list[int], folder: str) -> bool:
     if name == "ioctl" and arguments[1] != FICLONE:
         return False
     of = CALLS["openat" if name == OPENDIR else name][1]
-    # A new thread touches everything.
+    # A call without a target, such as the start of a thread, always counts.
     return not of or any(_path(kind, at, pid, arguments).startswith(folder) for kind, at in of)
 
 

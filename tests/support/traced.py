@@ -1,4 +1,4 @@
-"""Running Python code under strace, which makes system calls fail, lie, or only writes them down."""
+"""Running Python code under strace, which makes system calls fail, changes their results, or logs them."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def traced(
     inject: Sequence[str] = (),
     only: Path | None = None,
 ) -> Traced:
-    """Run `program` in `folder` under strace, which notes the calls in `trace` and those that it changes.
+    """Run `program` in `folder` under strace, which logs the calls in `trace` and those that it changes.
 
-    `inject` defines faults of calls, as ``"fsync:error=EIO"``; with `only` just for calls whose path
-    or descriptor is this very one.
+    `inject` defines faults of calls, such as ``"fsync:error=EIO"``. With `only`, they apply to calls on this
+    path only.
     """
     log = folder.parent / f"{folder.name}.strace"
     changed = [change.partition(":")[0] for change in inject]
-    # `mark` makes one of the first two.
+    # `mark` calls `stat` or `newfstatat`.
     options = ["-e", "trace=" + ",".join(filter(None, ("stat", "newfstatat", trace, *changed)))]
     for change in inject:
         options += ["-e", f"inject={change}"]

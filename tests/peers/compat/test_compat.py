@@ -53,7 +53,7 @@ def test_compat_has_every_name(compat: SimpleNamespace, module: str) -> None:
 
 
 def fits(ours: Any, theirs: Any) -> bool:
-    """Return whether our function accepts every call of theirs: the same names in the same order, and the same defaults."""
+    """Return whether ours accepts every call of theirs: it has the same order, names and defaults."""
     own, other = inspect.signature(ours).parameters, inspect.signature(theirs).parameters
     shared = [name for name in own if name in other]
     more = [own[name] for name in own if name not in other]

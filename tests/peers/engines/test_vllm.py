@@ -36,7 +36,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
-# vLLM reads its platform from the version of its installed distribution.
+# The platform, which vLLM otherwise reads from its installed distribution.
 os.environ["VLLM_TARGET_DEVICE"] = "cpu"
 ENVIRONMENT = {
     **os.environ,
