@@ -65,7 +65,7 @@ def test_rewrite_names_a_url_that_changes_and_keeps_the_old_file(tmp_path: Path)
 
 
 def shared(path: Path, checksums: str | None = None) -> bytes:
-    """Return a file with an alias: the first halves of the rows of the other tensor, which are not adjacent."""
+    """Return a file with an alias: the first halves of the rows of another tensor, which are not adjacent."""
     torch = pytest.importorskip("torch")
     import ingot.torch
 

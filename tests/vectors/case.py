@@ -1,4 +1,4 @@
-"""The vectors of this folder, as Python sees them. README.md says what each key means."""
+"""The vectors of this folder as Python objects. README.md documents the keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ FOLDER = Path(__file__).parent
 
 
 def from_hex(text: str) -> bytes:
-    """The bytes of hexadecimal digits, white space anywhere; between single quotes stands text."""
+    """Return bytes from hexadecimal digits, with white space anywhere, and text between single quotes."""
     parts = text.split("'")
     return b"".join(part.encode() if odd % 2 else bytes.fromhex(part) for odd, part in enumerate(parts))
 
 
 @dataclass(frozen=True)
 class Vector:
-    """A file, and the verdict of a reader."""
+    """A file, and the expected verdict of a reader."""
 
     keys: dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Measure how the safetensors and bintensors wheels judge every vector.
 
-From the folder above, `python -m vectors.measure_upstream` reports each vector whose `upstream` differs from
-the measurement, and fails if there is one. `--write` puts the measurements into the TOML files.
+Run `python -m vectors.measure_upstream` in the folder `tests`. It reports each vector whose `upstream`
+differs from the measurement, and fails if there is one. `--write` writes the measurements to the TOML files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSIONS = {"safetensors": ("0.8.0", "0.9.0rc1"), "bintensors": ("0.2.0",)}
 
 
 def deserialize(format: str, file: bytes) -> list[tuple[str, dict[str, Any]]] | None:
-    """The tensors, as the wheel of that format sees them; None where it refuses the file."""
+    """Return the tensors that the wheel of that format reads, or None if it rejects the file."""
     try:
         return (bintensors if format == "bintensors" else safetensors).deserialize(file)
     except (safetensors.SafetensorError, bintensors.BintensorError):
@@ -34,7 +34,7 @@ def measure(vector: Vector) -> str:
 
 
 def write(measured: dict[str, str]) -> None:
-    """Puts the verdicts into the files, after `expect` and `code`."""
+    """Write the verdicts to the TOML files, after `expect` and `code`."""
     for path in sorted(FOLDER.glob("*.toml")):
         text = path.read_text("utf-8")
         head, *blocks = re.split(r"(?m)^(?=\[\[[a-z])", text)

@@ -38,7 +38,7 @@ class Look:
         self.page = page
         self.requests: list[Any] = []
         self.faults: list[str] = []
-        # A part of faults that are meant to come, and may come late.
+        # A part of the text of faults that a test expects, maybe late.
         self.expected: str | None = None
         self.allowed = allowed
         page.set_default_timeout(30_000)
@@ -58,7 +58,7 @@ class Look:
         return str(self.page.inner_text(selector))
 
     def facts(self) -> dict[str, str]:
-        """The facts of the screen, by their words."""
+        """Return the facts that the screen shows, by label."""
         found: dict[str, str] = self.page.evaluate(
             "() => Object.fromEntries([...document.querySelectorAll('main dt')].map((term) => "
             "[term.textContent, term.nextElementSibling.textContent]))"
@@ -66,18 +66,18 @@ class Look:
         return found
 
     def wait(self, text: str) -> None:
-        """Until the screen says it."""
+        """Wait until the screen shows a text."""
         self.page.wait_for_function("(text) => document.body.innerText.includes(text)", arg=text)
 
     def settle(self) -> None:
-        """Until no job runs any more, and no picture is still to be made better."""
+        """Wait until all jobs have ended and all pictures are final."""
         self.page.wait_for_function(
             "() => document.querySelector('main article, main .card') "
             "&& !document.querySelector('[aria-busy]')"
         )
 
     def rows(self) -> list[list[str]]:
-        """The rows of the tree that are in the document."""
+        """Return the rows of the tree that are in the document."""
         found: list[list[str]] = self.page.evaluate(
             "() => [...document.querySelectorAll('.rows .row:not([hidden])')].sort((a, b) => "
             "a.ariaRowIndex - b.ariaRowIndex).map((row) => [...row.children].map((cell) => cell.textContent))"
@@ -125,7 +125,7 @@ def viewed(chromium: Any) -> Iterator[Opener]:
 
 @pytest.fixture
 def opened_by_hand(chromium: Any) -> Iterator[Look]:
-    """The viewer with nothing open."""
+    """Yield the viewer with no open file."""
     shelf = Shelf([])
     server = Server(shelf)
     context = chromium.new_context(viewport={"width": 1200, "height": 800})

@@ -31,7 +31,7 @@ HOSTILE_NAMES = (
 
 
 def write_raw(path: Path, tensors: Raw, metadata: dict[str, str] | None = None) -> Path:
-    """A file of these bytes, in their order."""
+    """Write a file of these tensors in this order."""
     header: dict[str, object] = {} if metadata is None else {"__metadata__": metadata}
     end = 0
     for name, (dtype, shape, data) in tensors.items():
@@ -46,7 +46,7 @@ def write_raw(path: Path, tensors: Raw, metadata: dict[str, str] | None = None) 
 
 
 def hostile(path: Path) -> Path:
-    """Names and metadata that try to be markup, code or control."""
+    """Write a file whose names and metadata are markup, code or control characters."""
     text = "<b onclick=alert(1)>x</b>\x1b[2J\u202e"
     metadata = {
         "<script>alert(1)</script>": text,
@@ -61,7 +61,7 @@ def hostile(path: Path) -> Path:
 
 
 def many(path: Path, tensors: int = 100_000) -> Path:
-    """A header as long as in the largest models, over sparse data."""
+    """Write a file with a header as long as in the largest models, and sparse data."""
     header: dict[str, object] = {}
     for number in range(tensors):
         layer, expert = divmod(number, 1000)
@@ -81,7 +81,7 @@ def many(path: Path, tensors: int = 100_000) -> Path:
 
 
 def gptq(folder: Path) -> Array:
-    """Add a matrix in GPTQ's words of 4 bits, with groups in no order. Return its values."""
+    """Add a matrix of GPTQ with 4 bits and unordered groups. Return its values."""
     random = numpy.random.default_rng(3)
     rows, columns, group = 256, 64, 32
     weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
@@ -192,7 +192,7 @@ def _awq_words(numbers: Array) -> Array:
 
 
 def pack_quantized_with_zero_points(folder: Path) -> Array:
-    """Add the same with zero points, packed along rows whose number no word divides. Return its values."""
+    """Add the same with zero points, packed along rows with a partly filled last word. Return its values."""
     random = numpy.random.default_rng(8)
     rows, columns, group = 26, 128, 32
     weights = random.integers(0, 16, (rows, columns), dtype=numpy.uint32)
@@ -207,7 +207,7 @@ def pack_quantized_with_zero_points(folder: Path) -> Array:
 
 
 def pack_quantized_in_any_order(folder: Path) -> Array:
-    """The same with 8 bits, a last word that is full in part, and columns whose groups are in no order."""
+    """Add the same with 8 bits, a partly filled last word, and unordered column groups. Return its values."""
     random = numpy.random.default_rng(9)
     rows, columns, group = 24, 90, 30
     weights = random.integers(0, 256, (rows, columns), dtype=numpy.uint32)
@@ -220,7 +220,7 @@ def pack_quantized_in_any_order(folder: Path) -> Array:
 
 
 def _words(numbers: Array, bits: int) -> Array:
-    """Numbers along the last axis in words of 32 bits, the first in the lowest bits."""
+    """Pack numbers along the last axis into words of 32 bits, the first number in the lowest bits."""
     each = 32 // bits
     shifts = numpy.arange(each, dtype=numpy.uint32) * numpy.uint32(bits)
     words: Array = (numbers.reshape(numbers.shape[0], -1, each) << shifts).sum(2).astype(numpy.uint32)

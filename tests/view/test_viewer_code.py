@@ -85,7 +85,7 @@ def test_code_for_addresses() -> None:
         assert "open_url(" in code["Rust"]
         assert path in code["Rust"]
         assert "dd" not in code
-        # Brackets are patterns to curl, and it knows none of the other schemes.
+        # curl supports https: only. It needs -g, since it reads brackets as patterns.
         assert ("curl" in code) == path.startswith("https:")
         assert code.get("curl", "curl -gL").startswith("curl -gL")
 

@@ -76,7 +76,7 @@ def test_comparison_reads_all_values(viewed: Opener, other: Path, tmp_path: Path
         look.page.click("text=Save CSV")
     with open(waited.value.path(), newline="") as file:
         table = list(csv.DictReader(file))
-    # No spreadsheet takes a name for a formula.
+    # A spreadsheet must not read a name as a formula.
     assert {row["name"] for row in table} == {*by_name, "'=new"} - {"=new"}
     with look.page.expect_download() as waited:
         look.page.click("text=Save Markdown")
@@ -95,7 +95,8 @@ def test_comparison_shows_both_histograms_and_an_image(viewed: Opener, other: Pa
 
 def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other)
-    # From the key to the word of it: by the clock of the page, so that what drives it does not count.
+    # The time from the key press to the message, by the clock of the page: without the time of the test's
+    # driver.
     took = look.page.evaluate(
         """() => new Promise((done) => {
           const buttons = [...document.querySelectorAll("main button")];

@@ -38,7 +38,7 @@ def choose_by_path(look: Look, path: Path) -> None:
 
 
 def test_viewer_shows_a_card_for_every_bad_file(opened_by_hand: Look) -> None:
-    """Every rejected vector, with its code. The page stays whole, and opens the next one."""
+    """Open every rejected vector: a card has its code, and the page can open the next file."""
     look = opened_by_hand
     refused = [vector for vector in vectors() if not vector.accepted and vector.limit is None]
     assert len(refused) > 200
@@ -68,7 +68,7 @@ def test_viewer_shows_a_card_for_every_bad_index(opened_by_hand: Look) -> None:
 
 
 def test_viewer_shows_a_card_for_a_bad_served_file(viewed: Opener, tmp_path: Path) -> None:
-    """The server judges no file: one of each code is shown as one that is chosen by hand."""
+    """The page, not the server, validates a served file. Each code has a card, as for a chosen file."""
     by_code = {v.code: v for v in vectors() if not v.accepted and v.limit is None}
     assert len(by_code) > 15
     for code, vector in by_code.items():
@@ -76,7 +76,7 @@ def test_viewer_shows_a_card_for_a_bad_served_file(viewed: Opener, tmp_path: Pat
         path.write_bytes(vector.file())
         look = viewed(path)
         assert look.page.inner_text(".fault code") == code, vector.name
-        # The page is whole: another model can be opened.
+        # The page still works: another model can be opened.
         assert look.page.is_visible("input[type=file]")
         look.page.context.close()
 
@@ -140,7 +140,7 @@ def test_viewer_reports_a_truncated_file(viewed: Opener, tmp_path: Path) -> None
     os.truncate(path, 5000)
     look.page.click("text=Statistics")
     look.page.wait_for_selector(".fault")
-    # Browsers write refused ranges on the console.
+    # Browsers log rejected ranges on the console.
     look.faults.clear()
 
 
@@ -166,7 +166,7 @@ def test_viewer_reports_a_dropped_connection(viewed: Opener, tmp_path: Path) -> 
 
 def test_viewer_reports_a_stopped_server(viewed: Opener, tmp_path: Path) -> None:
     look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones((1000, 1000), numpy.float32)}))
-    # In the middle of an answer, again and again.
+    # The connection fails within an answer, repeatedly.
     look.page.context.route(
         "**/f/*",
         lambda route: route.fulfill(
@@ -184,7 +184,7 @@ def test_viewer_reports_a_stopped_server(viewed: Opener, tmp_path: Path) -> None
 
 
 def test_viewer_shows_file_names_as_text(viewed: Opener, opened_by_hand: Look, tmp_path: Path) -> None:
-    """Names of served and of chosen files: markup, control characters, right-to-left and long ones."""
+    """Names of files with markup, control characters or right-to-left text, and long names."""
     for name in ("<img src=x onerror=alert(1)>", "a\u202eb\x1b[31m\nc", "x" * 240):
         path = save(tmp_path / f"{name}.safetensors", {"x": numpy.ones((4, 4), numpy.float32)})
         look = viewed(path)

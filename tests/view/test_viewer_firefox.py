@@ -1,6 +1,6 @@
-"""The viewer in Firefox, where it is installed: that the page of another engine's browser shows the same.
+"""The viewer in Firefox, if it is installed: another browser engine shows the same page.
 
-Firefox speaks WebDriver BiDi, so that it needs no driver.
+Firefox itself implements WebDriver BiDi, so that no driver is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingot._view.shelf import Shelf
 from support.models import minilm
 
 NAME = "embeddings.word_embeddings.weight"
-# Until a text is in the page, or a minute is over.
+# Wait for a text on the page, for at most a minute.
 SAYS = """(text) => new Promise((done) => {
   const look = () => (document.body.innerText.includes(text)
     ? done(document.querySelector("main").innerText) : setTimeout(look, 20));
@@ -69,7 +69,7 @@ def firefox(tmp_path: Path) -> Iterator[Firefox]:
     if program is None:
         pytest.skip("Firefox is not installed")
     client = pytest.importorskip("websockets.sync.client", reason="Firefox is driven by websockets")
-    # It sends no requests by itself.
+    # Firefox must send no requests of its own.
     quiet = {
         "services.settings.server": "data:,",
         "app.normandy.enabled": False,

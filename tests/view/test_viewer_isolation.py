@@ -1,4 +1,4 @@
-"""The viewer's server sends no byte of another file, and clients without the token do not exhaust it."""
+"""The viewer's server sends no byte of other files, and clients without the token cannot overload it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ingot._view.server import Server
 from ingot._view.shelf import Shelf
 from view.made_models import write_raw
 
-# More than the sockets of both sides hold, so that an answer is still being sent.
+# Larger than the buffers of both sockets, so that the answer is still being sent.
 LARGE = 64 << 20
 
 
@@ -92,7 +92,7 @@ def test_view_close_ends_answers_without_bytes_of_another_file(tmp_path: Path, l
         begin = time.monotonic()
         view.close()
         assert time.monotonic() - begin < 10
-        # These take the descriptors that the answers had.
+        # The new files reuse the descriptors of the answers.
         opened = [stack.enter_context(other.open("rb")) for _ in range(8)]
         bodies = [rest(client, got) for client, got in answers]
         assert all(len(body) < LARGE and b"S" not in body for body in bodies)
@@ -473,7 +473,7 @@ def test_server_answers_beside_slow_clients(large: Path) -> None:
             if len(slow) % 40 == 0:
                 assert get(server.url, "/")[0] == 200
                 assert get(server.url, "/f/0", Range="bytes=0-9")[0] == 206
-        # The server has few of them, and the answer that was being sent is whole.
+        # The server has few threads, and the answer that was being sent is complete.
         assert threading.active_count() < 200
         parts = len(got.partition(b"\r\n\r\n")[2])
         while parts < large.stat().st_size:

@@ -1,4 +1,4 @@
-"""`ingot.view`: its output for a notebook, shown in a page as a notebook would show it."""
+"""`ingot.view`: its output in a page, as a notebook shows it."""
 
 from __future__ import annotations
 

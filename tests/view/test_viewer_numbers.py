@@ -22,7 +22,7 @@ from view.made_models import Array, Raw, write_raw
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8}
 BITS |= {"F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16}
 BITS |= {"I32": 32, "U32": 32, "F32": 32, "C64": 64, "F64": 64, "I64": 64, "U64": 64}
-# Elements: more than a block that is folded at once, and no round number of them.
+# The number of elements: more than one block of a reduction, and no multiple of a block.
 ELEMENTS = 40_004
 RUN = """async ([job, given]) => {
   const { run } = await import("/viewer/jobs.js");
@@ -200,7 +200,7 @@ def test_viewer_values_equal_ml_dtypes(viewed: Opener, every: Path) -> None:
 
 def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_path: Path) -> None:
     tensors = {dtype: random_of(dtype) for dtype in BITS}
-    # One value in two hundred is another.
+    # Change one value in two hundred.
     random = numpy.random.default_rng(9)
     for dtype, (_, shape, data) in tensors.items():
         changed = bytearray(data)
@@ -210,7 +210,7 @@ def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_pa
     other = write_raw(tmp_path / "other.safetensors", tensors)
     look = viewed(every, other, modules=True)
     one, two = _native.Checkpoint.open(every), _native.Checkpoint.open(other)
-    # Distances of all tensors at once, read as a few ranges, and of each with itself.
+    # The distances of all pairs of tensors in one job, and of each tensor from itself.
     pairs = [[wired(every, name), wired(other, name, 1)] for name in BITS]
     told = job(look, "distances", pairs=pairs)
     ours = job(look, "distances", pairs=[[wired(every, name), wired(every, name)] for name in BITS])
@@ -230,7 +230,7 @@ def test_viewer_distances_equal_the_commands(viewed: Opener, every: Path, tmp_pa
         assert (same["different"], same["largest"]) == (0, 0)
 
 
-# By subject: the model, one of its tensors, and its name on the page.
+# By method: a function that makes the model, one of its tensors, and the method's name on the page.
 QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
     "gptq": (made_models.gptq, "layer.0.q.qweight", "GPTQ, 4 bits"),
     "awq": (made_models.awq, "layer.0.q.qweight", "AWQ, 4 bits"),
@@ -277,7 +277,7 @@ def test_viewer_dequantizes_weights(viewed: Opener, tmp_path: Path, scheme: str)
     turned = meant.T[row : row + 32, column : column + 12]
     if turned.size:
         numpy.testing.assert_allclose(shown(), turned, rtol=1e-5, atol=1e-12)
-    # The raw numbers are a key away.
+    # The key r shows the stored numbers.
     look.page.keyboard.press("r")
     look.wait("Shown as it is stored")
     look.settle()

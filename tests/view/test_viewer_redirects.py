@@ -72,7 +72,7 @@ def hosts(monkeypatch: pytest.MonkeyPatch, chromium: Any) -> Any:
 
 
 def test_reader_keeps_headers_at_their_host_in_a_browser(hosts: Any) -> None:
-    # The second time it is known that the browser hides redirects.
+    # Twice: after the first time, the reader knows that the browser hides redirects.
     for headers in ({"X-Api-Key": "s3cret"}, {"Authorization": "Bearer s3cret", "X-Key": "s3cret"}) * 2:
         found, home, other = hosts(headers)
         assert found == "redirect-refused"

@@ -49,7 +49,7 @@ def test_overview_counts_as_the_command_does(viewed: Opener) -> None:
 def test_overview_reads_the_header_only(viewed: Opener) -> None:
     look = viewed(minilm())
     asked = [one.url.removeprefix(look.allowed).partition("#")[0] for one in look.requests]
-    # The page is one document with all that it needs, and the list of the files brings their short headers.
+    # The page is one document. The list of files contains their headers if they are short.
     assert [path for path in asked if not path.startswith("data:")] == ["/", "/files"]
     answer = look.page.evaluate(
         "() => fetch('/files', { headers: { authorization: "
@@ -136,7 +136,7 @@ def test_filter_finds_tensors(viewed: Opener) -> None:
 def test_filter_leaves_the_page_usable_while_it_searches(viewed: Opener, tmp_path: Path) -> None:
     names = ["a" * 60 + "!", "b"]
     path = save(tmp_path / "m.safetensors", {name: numpy.ones(4, numpy.float32) for name in names})
-    # By a link, and typed. The next filter ends the search for the one before.
+    # A filter in a link, and filters that are typed. Each new filter cancels the search before it.
     look = viewed(path, at=f"t=b&view=values&find={quote('/^(a+)+$/')}")
     assert look.text("aside [role=status]").startswith(("Searching…", "stopped"))
     assert look.page.locator("main tbody").count() == 1
@@ -176,7 +176,7 @@ def test_screens_all_have_a_link(viewed: Opener) -> None:
     look.settle()
     assert look.page.url == link
     assert look.text("main table") == first
-    # The token stays with the tab, so that the link alone opens the same again.
+    # The tab keeps the token, so that the link opens the same page again.
     look.page.reload()
     look.settle()
     assert look.text("main table") == first
@@ -421,7 +421,7 @@ EVERY_LOOK = pytest.mark.parametrize(
 
 
 def shuts_nobody_out(look: Look, what: str) -> None:
-    """No rule of axe is broken, and nothing is wider than the window."""
+    """Check that axe finds no fault, and that nothing is wider than the window."""
     from axe_playwright_python.base import AXE_SCRIPT
 
     if not look.page.evaluate("'axe' in window"):

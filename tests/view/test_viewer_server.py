@@ -165,7 +165,7 @@ def test_server_rejects_two_host_names(server: Server) -> None:
 def test_server_sends_no_data_to_other_sites(server: Server, site: str) -> None:
     assert ask(server, "/f/0", Sec_Fetch_Site=site).status == 403
     assert ask(server, "/files", Sec_Fetch_Site=site).status == 403
-    # The page has nothing secret in it, and links to it may stand anywhere.
+    # The page itself contains no secret, and other sites may link to it.
     assert ask(server, "/", Sec_Fetch_Site=site).status == 200
 
 

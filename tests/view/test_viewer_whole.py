@@ -1,4 +1,4 @@
-"""The viewer as one file, alone and with a report in it; opened by a double click, as people open it."""
+"""The viewer as one file, empty and with a report, opened by a double click (file://)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_page_opens_dropped_files(double_click: DoubleClick, tmp_path: Path, rep
         look.page.wait_for_function(
             "(name) => document.querySelector('main h2').textContent === name", arg=path.name
         )
-    # Names and folders that hold nothing to open are cards too.
+    # A card reports that two dropped files are ambiguous.
     drop(look, first, second)
     look.wait("ambiguous-checkpoint")
 
@@ -111,7 +111,7 @@ def test_page_opens_a_dropped_folder_or_shows_a_card(
 
 
 def test_page_works_on_a_web_site(chromium: Any, tmp_path: Path) -> None:
-    """The page on a server that knows nothing of it, nor of ranges."""
+    """The page works on an ordinary web server without support for ranges."""
     (tmp_path / "viewer.html").write_text(_report.page(), "utf-8")
     save(tmp_path / "model.safetensors", {"x": numpy.arange(6.0).reshape(2, 3)})
     handler = partial(Quiet, directory=tmp_path)
@@ -138,7 +138,7 @@ def test_page_works_on_a_web_site(chromium: Any, tmp_path: Path) -> None:
 
 class Quiet(SimpleHTTPRequestHandler):
     def end_headers(self) -> None:
-        # A browser answers ranges of cached files by itself.
+        # A browser may answer ranges of cached files without a request.
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 

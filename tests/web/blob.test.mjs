@@ -10,7 +10,7 @@ import { test } from "node:test";
 import { readHeader, readIndex, tensorRange } from "../../js/index.js";
 import { bytes, errorOf, fileOf, fileWith, oracle } from "./oracle.mjs";
 
-/** A Blob that remembers what was read of it. */
+/** A Blob that records the ranges that are read. */
 class Watched extends Blob {
   slices = [];
 

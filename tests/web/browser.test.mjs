@@ -1,4 +1,4 @@
-// What browsers do otherwise: they follow redirects unseen, know where the page is, and have no files on disk.
+// Differences in browsers: they hide redirects, have an address of the page, and have no files on disk.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -8,7 +8,7 @@ import { errorOf, fileWith } from "./oracle.mjs";
 
 const FILE = fileWith("a");
 
-/** A `fetch` of a browser: every address leads to another one, of which the caller sees the end only. */
+/** Returns a `fetch` like a browser's: every address redirects to `end`, and the caller sees only that address. */
 function browserFetch(asked, end) {
   return async (url, { redirect }) => {
     asked.push([url, redirect]);
@@ -36,7 +36,7 @@ test("redirects that are hidden are found out once, and then left to the browser
 test("headers that a browser would send to another host are never sent with a redirect that it follows", async () => {
   const read = (asked, headers) =>
     readHeader("https://example.org/m", { fetch: browserFetch(asked, "https://cdn.example.com/m"), headers });
-  // Before and after it is known that redirects are hidden.
+  // Each twice: before and after the reader knows that redirects are hidden.
   for (
     const headers of [{ "X-Api-Key": "key" }, { authorization: "Bearer t", cookie: "c" }, [[
       "x-amz-security-token",

@@ -1,4 +1,4 @@
-// Parameter counts, against the vectors that the Python package shares.
+// Parameter counts, compared with the vectors that Python's tests use too.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -6,7 +6,7 @@ import { test } from "node:test";
 import { parameterCount, parseHeader, readModel } from "../../js/index.js";
 import { bytes, fileWith, oracle } from "./oracle.mjs";
 
-/** The model of a vector, from files as a browser has them. */
+/** Returns the model of a vector, read from File objects as in a browser. */
 async function modelOf({ files, names, config, index_metadata: metadata }) {
   const given = files.map(({ shard, file }) => new File([bytes(file)], shard));
   if (files.length > 1) {

@@ -1,4 +1,4 @@
-// Elements decoded, held against ml_dtypes and numpy: every pattern of up to 16 bits, wherever it lies.
+// Decoded elements, compared with ml_dtypes and NumPy: every bit pattern of up to 16 bits, at every bit position.
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -15,11 +15,11 @@ const CASES = oracle("elements").map(({ dtype, array, bytes: data, values }) => 
   return { dtype, data: bytes(data), values: new ARRAYS[array](bytes(values).buffer) };
 });
 
-/** The same numbers, signs of zeros among them; one NaN is as good as another. */
+/** Checks that numbers are equal, including the signs of zeros. All NaNs are equal. */
 function same(found, expected, what) {
   assert.equal(found.constructor, expected.constructor, what);
   assert.equal(found.length, expected.length, what);
-  // Not deepEqual, which takes minutes for all of them.
+  // Not deepEqual, which takes minutes for so many values.
   const differs = expected.findIndex((value, at) => !Object.is(found[at], value));
   assert.equal(differs, -1, `${what}: place ${differs}: expected ${expected[differs]}, found ${found[differs]}`);
 }

@@ -1,4 +1,4 @@
-// The program of docs/guides/javascript.md, run as it stands there: on a page, and with a Hub, of which only what it uses is there.
+// The programs of docs/guides/javascript.md run unchanged, with stand-ins for the page and for the Hub.
 
 import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, rmSync } from "node:fs";

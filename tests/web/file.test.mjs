@@ -1,4 +1,4 @@
-// Files and directories by their path, and tensors read as numbers.
+// Files and directories on disk, and tensors read as numbers.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -88,7 +88,7 @@ test("rows of a tensor are those of the whole tensor", async () => {
       const found = await model.readTensor("a", { rows });
       assert.deepEqual([found.shape, found.values], [[rows[1] - rows[0], 4], expected], dtype);
     }
-    // A row that ends inside a byte of its neighbour.
+    // Two rows share a byte.
     const odd = await readModel(
       await new Response(writeSafetensors({ a: { dtype, shape: [shape[0] * 4, 1], data: bytes(data) } })).blob(),
     );

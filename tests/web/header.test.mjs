@@ -1,4 +1,4 @@
-// Headers in memory, against the vectors that all readers share and against what ingot itself writes.
+// Headers in memory: the vectors of all readers, and files that ingot writes.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -38,7 +38,7 @@ for (const vector of VECTORS) {
       return;
     }
     const { code } = await errorOf(read);
-    // What the file is otherwise may be seen in later bytes only.
+    // The format of a foreign file may be visible only in later bytes.
     assert.ok(code === vector.code || vector.code === "foreign-file", code);
   });
 
@@ -54,7 +54,7 @@ test("a refusal says what ingot says, in Rust and in Python", async () => {
   assert.ok(refused.length > 100);
   for (const vector of refused) {
     const error = await errorOf(() => parseHeader(bytes(vector.file), options(vector)));
-    // Each JSON reader has words of its own for what is no JSON, and prints numbers that are none of the format's.
+    // Each JSON parser has its own messages for invalid JSON, and its own text for numbers that the format does not allow.
     const ownWords = error.message.includes("invalid JSON") || /the number -|not an integer/.test(error.message);
     if (ownWords) assert.match(vector.error.message, /invalid JSON|the number/);
     else assert.equal(error.message, vector.error.message, vector.name);

@@ -313,7 +313,7 @@ test("N7: a body that breaks off is asked for again, and then an error", async (
   const cut = (_, response) => {
     const range = `bytes 0-${SMALL.length - 1}/${SMALL.length}`;
     response.writeHead(206, { "content-range": range, "content-length": SMALL.length });
-    // The connection ends after the bytes, not instead of them.
+    // End the connection only after the bytes were sent.
     response.write(SMALL.subarray(0, 9), () => response.socket.end());
   };
   const server = await serve(t, (request, response, count) => {

@@ -1,4 +1,4 @@
-// Indexes of sharded checkpoints, against the vectors that all readers share.
+// Indexes of sharded checkpoints, compared with the vectors of all readers.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -19,7 +19,7 @@ function indexOf(weightMap, metadata) {
 const INDEX = indexOf({ a: ONE, b: TWO, c: TWO }, { total_size: 12 });
 const SHARDS = { [ONE]: fileWith("a"), [TWO]: fileWith("b", "c") };
 
-/** The same files below a folder. */
+/** Returns the same files below a folder. */
 function below(folder, files) {
   return Object.fromEntries(Object.entries(files).map(([name, file]) => [folder + name, file]));
 }
@@ -65,7 +65,7 @@ test("as many headers are fetched at a time as is allowed", async (t) => {
       if (name === "i.json") return response.end(indexOf(weightMap));
       asked++;
       most = Math.max(most, waiting.push(() => sendPart(request, response, fileWith(`t${name}`))));
-      // Nobody is answered before as many wait as may; those come last who were asked first.
+      // Answers when the allowed number of requests wait, the latest request first.
       if (waiting.length >= concurrency || asked === names.length) {
         for (const answer of waiting.splice(0).reverse()) answer();
       }
@@ -89,7 +89,7 @@ test("the first shard that fails ends the others", { timeout: 30_000 }, async (t
   const error = await errorOf(() => readModel(`${server.url}/i.json`, { concurrency: 3 }));
   assert.deepEqual([error.code, error.status, error.path], ["http-status", 404, `${server.url}/1.safetensors`]);
   assert.ok(server.requests.length <= 5, `${server.requests.length}`);
-  // The connections that nobody waits for any more are let go.
+  // Connections whose answer is not needed any more are closed.
   await Promise.all(unanswered);
 });
 

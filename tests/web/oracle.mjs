@@ -1,4 +1,4 @@
-// What a reader of headers has to find, from oracle.py, and the shapes in which tests compare it.
+// The expected results of a reader of headers, from oracle.py, and their form for comparisons.
 
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
@@ -22,7 +22,7 @@ export function bytes(base64) {
   return new Uint8Array(Buffer.from(base64, "base64"));
 }
 
-/** The tensors of a header as oracle.py has them. */
+/** Returns the tensors of a header in the form of oracle.py. */
 export function rows(header) {
   return header.tensors.map(({ name, dtype, shape, exactShape, begin, end }) => [
     name,
@@ -37,7 +37,7 @@ export function pairs(metadata) {
   return metadata === null ? null : [...metadata].sort(([a], [b]) => (a < b ? -1 : 1));
 }
 
-/** The error that `read` throws, or that its promise fails with. */
+/** Returns the error that `read` throws, or with which its promise is rejected. */
 export async function errorOf(read) {
   try {
     await read();

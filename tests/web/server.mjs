@@ -1,14 +1,14 @@
-// Servers on loopback: one that serves as it should, from which the hostile ones differ in one thing each.
+// Servers on loopback: a correct one, and helpers for hostile ones, which each differ from it in one respect.
 
 import { once } from "node:events";
 import { createServer } from "node:http";
 
-/** A server for the time of a test. `handle` gets the request and the answer; `requests` has what was asked. */
+/** Runs a server during a test. `handle` answers a request; `requests` records all requests. */
 export async function serve(t, handle) {
   const requests = [];
   const server = createServer((request, response) => {
     requests.push({ path: request.url, headers: request.headers, response });
-    // What a client does to a connection is its own affair.
+    // A client may close a connection early.
     response.on("error", () => {});
     handle(request, response, requests.length);
   });
@@ -23,7 +23,7 @@ export async function serve(t, handle) {
   return { url: `http://127.0.0.1:${port}`, requests, ranges };
 }
 
-/** The part of `file` that a request asks for, as a server should send it; `more` are headers. */
+/** Sends the requested part of `file` as a correct server does. `more` has additional headers. */
 export function sendPart(request, response, file, more = {}) {
   const [, first, last] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range ?? "")?.map(Number) ?? [];
   if (first === undefined) {

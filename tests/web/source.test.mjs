@@ -1,5 +1,5 @@
-// Ranges of every kind of source, at once and as streams: the right bytes, or an error. Servers lie in every way that
-// the headers' tests know, once a file is open.
+// Ranges of every kind of source, whole and as streams: the right bytes, or an error. After a file is open, servers lie
+// in the same ways as in the tests of headers.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -19,7 +19,7 @@ const HEADER = `{"a":{"dtype":"U8","shape":[${NBYTES}],"data_offsets":[0,${NBYTE
 const FILE = fileOf(HEADER, NBYTES).map((byte, at) => (at < 8 + HEADER.length ? byte : (at * 7) >> 3));
 const START = FILE.length - NBYTES;
 
-/** All of a stream, and the length of each piece. */
+/** Returns all bytes of a stream, and the length of each piece. */
 async function collected(stream) {
   const [parts, lengths] = [[], []];
   for await (const piece of stream) {
@@ -29,12 +29,12 @@ async function collected(stream) {
   return { bytes: Buffer.concat(parts), lengths };
 }
 
-/** Of memory, of a Blob and of a server. */
+/** Returns sources for memory, for a Blob and for a server. */
 async function threeSources({ url }) {
   return [await openSource(FILE), new Blob([FILE]), await openSource(`${url}/m`, { firstBytes: 64 })];
 }
 
-/** A range by each way that there is. */
+/** Every way to read a range. */
 const WAYS = {
   readRange: (source, begin, end, options) => readRange(source, begin, end, options),
   into: (source, begin, end, options) => {
@@ -45,7 +45,7 @@ const WAYS = {
     (await collected(streamRange(source, begin, end, { ...options, pieceBytes: 4096 }))).bytes,
 };
 
-/** A source at a server that serves as it should until the file is open, and then as `handle` does. */
+/** Opens a source on a server that is correct until the file is open. Later `handle` answers. */
 async function opened(t, handle, options = {}, file = FILE) {
   const server = await serve(t, (request, response, count) => {
     if (count === 1) sendPart(request, response, file);
@@ -56,7 +56,7 @@ async function opened(t, handle, options = {}, file = FILE) {
   return { source, ...server };
 }
 
-/** How each way of reading fails at such a server. */
+/** Returns the error of each way to read from such a server. */
 async function refusals(t, handle, options = {}) {
   const errors = [];
   for (const [way, read] of Object.entries(WAYS)) {
@@ -298,7 +298,7 @@ test("N5 and N6: an answer that is not the range that was asked for is refused",
   });
 });
 
-/** What a range from START on should be answered with. */
+/** The correct headers of an answer with the range from START to the end. */
 const WHOLE = { "content-range": `bytes ${START}-${FILE.length - 1}/${FILE.length}`, etag: '"1"' };
 
 test("N7: an answer that is longer than its range is refused, also one without end", async (t) => {
@@ -362,12 +362,12 @@ test("a status that will not pass is an error at once", async (t) => {
 
 // --- Answers that break off ---
 
-/** Sends `nbytes` of the part that is asked for, and cuts the connection. */
+/** Sends `nbytes` of the requested part, and closes the connection. */
 function sendCut(request, response, nbytes, more = {}, file = FILE) {
   const [, first, last] = /^bytes=(\d+)-(\d+)$/.exec(request.headers.range).map(Number);
   const headers = { "content-range": `bytes ${first}-${last}/${file.length}`, "content-length": last + 1 - first };
   response.writeHead(206, { ...headers, etag: '"1"', ...more });
-  // The end of the connection comes after the bytes, and not in their place.
+  // Close the connection only after the bytes were sent.
   response.write(file.subarray(first, first + nbytes), () => response.socket.end());
 }
 
@@ -476,7 +476,7 @@ test("N10: a server that says nothing, stops midway or drips is left", async (t)
     },
     { timeout: 1000 },
   );
-  // Each wait is short, and all together are longer than so few bytes may take.
+  // No single pause is long, but the whole answer takes longer than the limit for its size.
   await refusedAs(
     t,
     "timeout",

@@ -1,4 +1,4 @@
-"""The reader in JavaScript: its own tests, run by Node, and that the package brings it."""
+"""The reader in JavaScript: its tests in Node, and its files in the Python package."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_javascript_modules_import_only_each_other() -> None:
     ):
         code = re.sub(r"(?m)^ *(//|\*|/\*).*$", "", module)
         assert not re.search(r"\bimport\(|\brequire\b|\beval\b|\bnew Function\b|innerHTML\s*=", code)
-        # Each stands on those before it, by a path that works from any folder and without a build.
+        # A module imports only modules before it, by a relative path that needs no build.
         below = [f"./{other}.js" if name else f"./src/{other}.js" for other in floors[:number]]
         imported = re.findall(r"\bfrom \"([^\"]*)\"|^import \"", code, re.MULTILINE)
         assert set(imported) <= set(below)

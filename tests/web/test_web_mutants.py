@@ -1,6 +1,6 @@
-"""Randomly changed headers and indexes: the reader in JavaScript and Rust agree on them.
+"""Randomly changed headers and indexes: the readers in JavaScript and in Rust agree on them.
 
-`INGOT_HEADERS` says how many; `make nightly` tries more.
+`INGOT_HEADERS` sets the number; `make nightly` tries more.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from vectors.case import indexes, vectors
 pytestmark = [pytest.mark.slow, needs_node]
 
 INDEX = "index.json"
-# So many; a test takes no longer than the time that it has on a busy machine.
+# All headers, and headers of one test, which must end in time on a busy machine.
 HEADERS = int(os.environ.get("INGOT_HEADERS", "20000"))
 HEADERS_OF_ONE_TEST = 20000
-# The longest that are changed: all but those that are long for a reason.
+# The largest vectors to change, in bytes. Larger ones only test a size.
 LONGEST = 4096
 # Tokens of a JSON header, and other bytes.
 TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|-?\d+|[^"\d\s]|\s+|.', re.DOTALL)
@@ -60,7 +60,7 @@ class Seeds:
         texts = [*(head for head, _ in self.parts), *self.indexes]
         numbers = [str(number).encode() for number in TELLING]
         tokens = sorted({*numbers, *(token for text in texts for token in TOKEN.findall(text))})
-        # By their first bytes, which state their kind.
+        # Grouped by the kind of token, which its first byte shows.
         self.tokens = {kind: [*group] for kind, group in groupby(tokens, kind_of)}
 
     def case(self, dice: random.Random) -> Case:
@@ -143,12 +143,13 @@ def in_javascript(cases: list[Case]) -> list[dict[str, Any]]:
 def comparable(said: dict[str, Any]) -> dict[str, Any]:
     """Return a verdict without allowed differences."""
     if message := said.get("message"):
-        # Each has its own words for invalid JSON, and prints numbers that the format does not define.
+        # Each reader has its own messages for invalid JSON, and its own text for numbers that the format does
+        # not allow.
         is_own = re.search(r"invalid JSON|the number -|not an integer", message)
         return said | {"message": "its own words" if is_own else message.removeprefix(f"{INDEX}: ")}
     if "weightMap" not in said:
         return said | {"metadata": said["metadata"] and sorted(said["metadata"])}
-    # One returns the text of the JSON, the other its value.
+    # One reader returns the metadata as JSON text, the other as a value.
     text = said["metadata"]
     metadata = json.loads(text) if isinstance(text, str) else text
     return {"metadata": metadata, "weightMap": sorted(said["weightMap"])}

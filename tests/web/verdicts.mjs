@@ -1,4 +1,4 @@
-// Says what the reader in JavaScript makes of each file: for a line of JSON from standard input one to standard output.
+// Prints the verdict of the reader in JavaScript on each file: one line of JSON for each line of standard input.
 
 import { createInterface } from "node:readline";
 

@@ -1,4 +1,4 @@
-// Files that JavaScript writes, against those that Python writes of the same tensors.
+// Files that JavaScript writes, compared with files that Python writes from the same tensors.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -10,7 +10,7 @@ async function written(...given) {
   return new Uint8Array(await new Response(writeSafetensors(...given)).arrayBuffer());
 }
 
-/** The tensors of a file in another order, each with its bytes in a form that `write` takes. */
+/** Returns the tensors of a file in another order, each with its bytes in a type that `write` accepts. */
 async function tensorsOf(file, header) {
   const source = await openSource(file);
   const forms = [

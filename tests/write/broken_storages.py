@@ -1,7 +1,7 @@
 """Program of `test_broken_storages`: save every broken tensor in every way.
 
-Prints the two names before each, and what became of it after, as lines of JSON: where the process crashes,
-the last line says in what.
+Prints a line of JSON with both names before each attempt, and one with the outcome after it. If the process
+crashes, the last line names the attempt.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Use = Callable[[torch.Tensor], None]
 
 
 def freed(tensor: torch.Tensor, base: torch.Tensor | None = None, nbytes: int = 0) -> torch.Tensor:
-    """`tensor`, after the storage of `base` was cut to `nbytes`."""
+    """Shrink the storage of `base` to `nbytes`, and return `tensor`."""
     storage = (tensor if base is None else base).untyped_storage()
     storage.resize_(nbytes)
     return tensor
@@ -37,7 +37,7 @@ def freed(tensor: torch.Tensor, base: torch.Tensor | None = None, nbytes: int = 
 def cut(
     view: Callable[[torch.Tensor], torch.Tensor], nbytes: int = 0, dtype: Any = None
 ) -> Callable[[Use], None]:
-    """Use a view of a tensor whose storage was cut afterwards."""
+    """Return a test of a view of a tensor, whose storage is shrunk after the view was made."""
 
     def use_it(use: Use) -> None:
         base = torch.ones(1000).to(dtype)
@@ -47,7 +47,7 @@ def cut(
 
 
 def inside(transform: Callable[..., Any], *arguments: Any) -> Callable[[Use], None]:
-    """Use the tensor that a transform passes to a function."""
+    """Return a test of the tensor that a transform passes to its function."""
 
     def use_it(use: Use) -> None:
         def function(tensor: torch.Tensor) -> torch.Tensor:
@@ -112,14 +112,14 @@ WHOLE: dict[str, Callable[[Use], None]] = {
 
 
 def module_of(tensor: torch.Tensor) -> torch.nn.Module:
-    """A module with the tensor alone. torch makes its state dict, and wraps others inside of a transform."""
+    """Return a module with this tensor only. In a transform, torch would wrap further tensors."""
     module = torch.nn.Module()
     module.register_buffer(NAME, tensor)
     return module
 
 
 def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
-    """All that a tensor can be given to, for a file or from one."""
+    """Return every way to save a tensor, and every way to load into it."""
     path, small = folder / "there.safetensors", folder / "there.bt"
 
     def both(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -204,8 +204,8 @@ def ways(folder: Path) -> dict[str, Callable[[torch.Tensor], object]]:
     }
 
 
-# Not tested: a capsule does not describe its memory, except that it may be null. The binding reads the
-# capsules that it receives directly.
+# Not detected: a capsule states no size of its memory, so that only a null pointer is found. This is about
+# capsules that are passed to the extension module directly.
 UNTOLD = {
     "binding-capsule": {
         name for name in BROKEN if "freed" not in name or "view" in name or name == "freed-negated"
@@ -214,7 +214,7 @@ UNTOLD = {
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files, but those that the ways make for themselves."""
+    """Return the files, without those that a way makes for itself."""
     files = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if not name.startswith("source.")}
 

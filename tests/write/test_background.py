@@ -60,7 +60,7 @@ def test_background_save_without_a_snapshot_copies_nothing(tmp_path: Path) -> No
     path, reader, found = pipe(tmp_path)
     array = numpy.zeros(3, numpy.uint8)
     future = ingot.numpy.save_file({"a": array}, path, background=True, write_options={"snapshot": False})
-    # The caller changes the array too early, and the file shows the change, because nothing was copied.
+    # Without a snapshot the file has this change, since the save has not read the array yet.
     array[:] = 1
     reader.start()
     future.result()

@@ -1,4 +1,4 @@
-"""Tensors whose memory is gone, or never was: no way of saving makes a file of them, crashes or loses one."""
+"""Tensors without memory: no way to save them crashes, writes a wrong file or loses a tensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_save_of_broken_storages_never_crashes() -> None:
 
 
 def test_save_of_broken_storages_names_the_tensor_and_changes_no_file() -> None:
-    """Tried: without `_without_memory` and without `lies_within`, many of these are saved, and some crash."""
+    """Fails without the checks `_without_memory` and `lies_within`: then many are saved, and some crash."""
     sys.path.insert(0, str(PROGRAM.parent))
     try:
         from broken_storages import BROKEN, WHOLE
@@ -54,7 +54,7 @@ def test_save_of_broken_storages_names_the_tensor_and_changes_no_file() -> None:
     wrong = {pair: said for pair, said in outcomes().items() if pair[0] in BROKEN and said not in REFUSED}
     assert wrong == {}
     refused = {(pair[1], said) for pair, said in outcomes().items() if pair[0] in WHOLE and said != "saved"}
-    # As upstream: for a storage that no name holds whole, and for tensors not in C order.
+    # Like upstream, these reject a storage that no tensor covers, and tensors that are not in C order.
     parts = {
         (way, "SharedMemoryError of broken shared-memory") for way in ("model", "sharded", "sharded-once")
     }

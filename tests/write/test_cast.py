@@ -93,7 +93,7 @@ def test_cast_reads_a_buffer_and_writes_the_other_format(path: Path, tmp_path: P
 
 
 class CountingStore:
-    """A store of one file that notes where reads begin."""
+    """A store of one file that records the positions of reads."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data

@@ -66,7 +66,7 @@ def names_in(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
-# --- room and alignment
+# --- reserved space and alignment
 
 
 @pytest.mark.parametrize("reserve", [0, 1, 100, 5000, 200_000])
@@ -84,7 +84,7 @@ def test_save_file_reserves_and_aligns_the_header(
     raw = path.read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     assert (8 + length) % align == 0
-    # As huggingface_hub and the readers written in JavaScript do.
+    # huggingface_hub and readers in JavaScript parse the header like this.
     header = json.loads(raw[8 : 8 + length])
     assert header.pop("__metadata__", None) == metadata
     assert header.keys() == tensors().keys()
@@ -254,7 +254,7 @@ def test_merge_equals_save_file(tmp_path: Path, out: str) -> None:
     ingot.torch.save_file(every, tmp_path / f"saved{out}", together)
     assert (tmp_path / out).read_bytes() == (tmp_path / f"saved{out}").read_bytes()
     assert_same(upstream(tmp_path / out)[0], every)
-    # Over one of its own sources.
+    # The destination is one of the sources.
     ingot.merge(sources, sources[0], metadata=None, overwrite=True)
     assert_same(upstream(sources[0])[0], every)
     assert ingot.inspect(sources[0]).metadata is None
@@ -443,10 +443,10 @@ def test_merge_selects_names_of_all_sources(tmp_path: Path) -> None:
 
 
 MKFS = shutil.which("mkfs.xfs", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-# The minimum of XFS, with space for a copy, so that lack of space is not the reason for sharing.
+# Larger than the smallest XFS: blocks are shared although a copy would fit.
 IMAGE_NBYTES = 600 << 20
 
-# 100 MiB and some, so that it takes several calls, of tensors that do not end where pages do.
+# About 100 MiB, which takes several calls. The tensors do not end at page boundaries.
 ARRAYS = {
     "odd": numpy.arange(3, dtype="u1"),
     "large": numpy.arange(70 << 18, dtype="<u4"),
@@ -486,7 +486,7 @@ def path(xfs: Path) -> Iterator[Path]:
 
 
 def used(path: Path) -> int:
-    """Bytes of the file system that are taken."""
+    """Return the used bytes of the file system."""
     os.sync()
     stat = os.statvfs(path)
     return (stat.f_blocks - stat.f_bfree) * stat.f_frsize

@@ -1,6 +1,6 @@
-"""Nested dicts and lists with every odd key.
+"""Nested dicts and lists with unusual keys.
 
-Each tensor comes out once, under the name of the rule, or the conversion names the tensor and writes
+The conversion writes each tensor once, under the documented name, or its error names the tensor and it writes
 nothing.
 """
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import ingot
 import ingot.numpy
 
-# Keys one character away from another name or from a part of one.
+# Keys that differ from a name, or from a part of a name, in one character.
 KEYS = st.sampled_from(
     ["", ".", "a", "b", "a.b", "a.", ".a", "0", "1", "-1", "tensor", "True", "None", "format", 0, 1, -1, True]
 ) | st.sampled_from([None, 1.5, (1, 2), b"a", "\ud800", "\0", 1 << 200])
@@ -31,12 +31,12 @@ TREES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )
-# Two tensors of one name, a key that is no name, no tensor, a name that no file can hold.
+# The codes of valid rejections: equal names, an invalid key, no tensors, and names that no file can store.
 REFUSED = {"duplicate-tensor", "key", "no-tensors", "unreadable", "invalid-unicode", "unsafe-name"}
 
 
 class Numbered:
-    """Puts tensors of different values where a tree says ``"tensor"``."""
+    """Replaces each ``"tensor"`` in a tree by a tensor with values of its own."""
 
     def __init__(self, make: Any) -> None:
         self._make = make
@@ -54,7 +54,7 @@ class Numbered:
 
 
 def naive_names(tree: Any, keys: tuple[str, ...] = ()) -> Iterator[str]:
-    """The rule as documented."""
+    """Yield the names by the documented rule."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield from naive_names(value, (*keys, str(key)))
@@ -73,7 +73,7 @@ def by_torch(tree: Any) -> tuple[str, list[int]]:
 
 def by_paddle(tree: Any) -> tuple[str, list[int]]:
     number = Numbered(lambda array: array)
-    # In one dict, as in paddle: single arrays are no checkpoint.
+    # The tree is a dict: paddle's files have no single arrays.
     Path("in.pdparams").write_bytes(pickle.dumps(number(tree), 4))
     return "in.pdparams", number.values
 
@@ -108,7 +108,7 @@ def test_flatten_keeps_or_rejects_every_tensor(write: Any, out: str, tree: Any) 
     try:
         path, values = write(tree)
     except (TypeError, OverflowError, ValueError):
-        # The format itself has no such key.
+        # The format itself does not support such a key.
         return
     source = {by_torch: "torch", by_paddle: "paddle", by_flax: "flax"}[write]
     names = list(naive_names(tree))
@@ -145,7 +145,7 @@ WEIGHT = numpy.arange(6, dtype=numpy.float32)
 
 
 class Named:
-    """Pickles as a call."""
+    """An object that is pickled as a call."""
 
     def __init__(self, *reduced: Any) -> None:
         self.reduced = reduced[0], reduced[1:]
@@ -157,16 +157,16 @@ class Named:
 @pytest.mark.parametrize(
     "tree",
     [
-        # A tensor that was cut, and another of its name.
+        # paddle split a tensor in slices. Another tensor has the same name.
         {
             "w": WEIGHT,
             "w@@.0": WEIGHT,
             "UnpackBigParamInfor@@": {"w": {"OriginShape": (6,), "slices": ["w@@.0"]}},
         },
-        # paddle's form of one tensor, with two in it.
+        # paddle's form of a single tensor, with two tensors.
         {"w": Named(tuple, (WEIGHT, WEIGHT + 1))},
         {"w": Named(eval, "data", {"data": WEIGHT, "other": WEIGHT})},
-        # A table of names that is a tensor.
+        # The table of names is a tensor.
         {"StructuredToParameterName@@": WEIGHT, "w": WEIGHT + 1},
         {"StructuredToParameterName@@": {"x": WEIGHT}, "w": WEIGHT + 1},
         {"UnpackBigParamInfor@@": WEIGHT, "w": WEIGHT + 1},

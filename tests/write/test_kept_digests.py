@@ -165,7 +165,7 @@ def test_verify_accepts_an_edited_file(tmp_path: Path, tensors: dict[str, torch.
 
 
 def assert_whole(path: Path, count: int) -> None:
-    """The digests of a file are of all of its tensors, true, and of nothing else."""
+    """Check that a file has correct digests of all its tensors, and no other digests."""
     report = ingot.verify(path, raises=False)
     assert report.ok, str(report)
     assert report.checked == count
@@ -179,13 +179,13 @@ def test_rewrite_keeps_digests(
 ) -> None:
     source, path = tmp_path / "source.safetensors", tmp_path / f"file.{suffix}"
     ingot.torch.save_file(tensors, source, {"a": "b"}, checksums=algorithm)
-    # Two change places.
+    # Two names are swapped.
     ingot.rewrite(source, path, rename={"bytes": "large", "large": "bytes"}, drop="scalar")
     assert_whole(path, len(tensors) - 1)
     names = {"bytes": "large", "large": "bytes"}
     old = {names.get(name, name): digest for name, digest in record(source).items() if name != "scalar"}
     assert record(path) == old
-    # It is the file that a save with digests makes.
+    # The file equals one that is saved with digests.
     moved = {names.get(name, name): tensor for name, tensor in tensors.items() if name != "scalar"}
     ingot.torch.save_file(moved, tmp_path / f"saved.{suffix}", {"a": "b"}, checksums=algorithm)
     assert path.read_bytes() == (tmp_path / f"saved.{suffix}").read_bytes()

@@ -1,4 +1,4 @@
-"""A file holds the logical array in C order and little-endian, for every layout in memory."""
+"""A file has the elements in C order and little-endian, for every layout in memory."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ shapes = st.lists(sizes, max_size=4).map(tuple)
 
 
 def filled(shape: tuple[int, ...], dtype: Any) -> Array:
-    """An array of `dtype` whose elements differ as far as that has room, none of them NaN."""
+    """Return an array of `dtype` with different elements as far as the dtype permits, and without NaN."""
     count = int(numpy.prod(shape, dtype=int))
     return (numpy.arange(count) % 97 + 1).reshape(shape).astype(numpy.dtype(dtype))
 
 
 @st.composite
 def numpy_layouts(draw: st.DrawFn) -> Array:
-    """An array that was transposed, cut, reversed, broadcast and so on, in any order."""
+    """Draw an array that was transposed, sliced, reversed, broadcast and so on, in random order."""
     array = filled(draw(shapes), draw(st.sampled_from(NUMPY_DTYPES)))
     for step in draw(st.lists(st.sampled_from(NUMPY_STEPS))):
         if step == "transpose":
@@ -60,7 +60,7 @@ def numpy_layouts(draw: st.DrawFn) -> Array:
         elif step == "broadcast" and array.ndim < 6:
             array = numpy.broadcast_to(array, (draw(sizes), *array.shape))
         elif step == "window" and array.ndim and array.shape[0] >= 2 and array.dtype.isbuiltin < 2:
-            # NumPy cannot make windows over dtypes that are not its own.
+            # NumPy makes sliding windows of its own dtypes only.
             array = numpy.lib.stride_tricks.sliding_window_view(array, 2, axis=0)
     return array
 
@@ -136,7 +136,7 @@ def torch_layouts(draw: st.DrawFn) -> torch.Tensor:
 
 
 def plain_bytes(tensor: torch.Tensor) -> bytes:
-    """The bytes of the tensor's values, got element by element."""
+    """Return the bytes of the tensor's values, collected element by element."""
     flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
     for number, element in enumerate(tensor.resolve_conj().resolve_neg().reshape(-1)):
         flat[number] = element
@@ -227,7 +227,7 @@ def test_contiguous_error_rejects_other_layouts(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", list(PLAIN))
 def test_contiguous_error_accepts_c_order(name: str) -> None:
-    # A view of every other number in memory is strided, and a row of a bigger tensor is not.
+    # Some of these tensors are not contiguous, such as a view of every other element.
     if PLAIN[name].is_contiguous():
         assert ingot.torch.save({"t": PLAIN[name]}, contiguous="error")
 
@@ -280,7 +280,7 @@ def distributed() -> torch.Tensor:
     try:
         from torch.distributed.tensor import Replicate, distribute_tensor
     except ImportError:
-        # If torch has them (since 2.4).
+        # The place of these functions in torch 2.4.
         from torch.distributed._tensor import Replicate, distribute_tensor
 
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -288,7 +288,7 @@ def distributed() -> torch.Tensor:
         mesh = init_device_mesh("cpu", (1,))
         tensor: torch.Tensor = distribute_tensor(torch.ones(2), mesh, [Replicate()])
     finally:
-        # There is one for a process, and other tests make theirs.
+        # A process has one default group, and other tests make their own.
         distributed.destroy_process_group()
     return tensor
 
@@ -341,7 +341,7 @@ def test_load_file_to_meta_reads_no_data(tmp_path: Path) -> None:
 
 
 class Watch(TorchDispatchMode):
-    """Counts the bytes that the copies made under it take together, and the most that one takes."""
+    """Records the size in bytes of each copy that torch makes in this mode."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def found(pairs: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def jpeg(width: int, height: int) -> str:
-    """The start of a JPEG, which is all that has its size."""
+    """Return the start of a JPEG as a data URL. It contains the size of the picture."""
     frame = struct.pack(">BHHB", 8, height, width, 3)
     image = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc0\x00\x11" + frame + bytes(10)
     return "data:image/jpeg;base64," + base64.b64encode(image).decode()

@@ -76,8 +76,8 @@ def place(write: Write, folder: Path) -> Path:
     return there
 
 
-# The writers with progress, which shows a test that they are nearly done. `save_sharded` takes the steps
-# of `split`.
+# The writers with `progress`, which a test uses to act shortly before the end. `save_sharded` works like
+# `split`.
 MEANWHILE = [(write, True) for write in WRITERS if write is not save_sharded]
 # Writers that replace links in Python if the file system has none.
 MEANWHILE += [(convert_to_shards, False), (split, False)]

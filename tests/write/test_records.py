@@ -47,7 +47,7 @@ def record(path: str) -> Any:
     return json.loads((ingot.inspect(path).metadata or {}).get(SHARED_KEY, "null"))
 
 
-# --- files of tensors of other files ---
+# --- files made from tensors of other files ---
 
 
 def test_rewrite_keeps_aliases_if_their_tensor_is_renamed() -> None:
@@ -103,7 +103,7 @@ def test_rewrite_stores_a_part_whose_tensor_is_dropped() -> None:
     assert loaded("g") == {name: part for name, part in loaded(path).items() if name != "big"}
     assert (stored("g"), record("g")) == (["column", "row", "z"], {"same": {"of": "row"}})
     assert ingot.verify("g").ok
-    # One of the parts holds the others.
+    # "middle" contains the other parts.
     whole = torch.arange(10.0)
     saved({"whole": whole, "middle": whole[2:9], "inside": whole[3:5].view(2, 1), "twin": whole[2:9]}, "h")
     ingot.rewrite("h", "g", drop="whole", overwrite=True)
@@ -166,12 +166,12 @@ def test_convert_and_save_sharded_keep_tied_names(name: str, size: int | None) -
     to = "out.safetensors" if size is None else "out/"
     ingot.convert("model.bin", to, max_shard_size=size, metadata={"format": "pt"})
     assert loaded(to) == {key: tensor.tolist() for key, tensor in sorted(state.items())}
-    # If the other names are plain metadata, none of them is read as a record.
+    # `save_sharded` stores other names as ordinary metadata, which is not read as a record.
     ingot.torch.save_sharded(state, "sharded", size or 10_000)
     assert loaded("sharded") == {min("a", name): W.tolist(), "z": Z.tolist()}
 
 
-# --- files of other tensors ---
+# --- metadata of one file saved with other tensors ---
 
 
 def save_model(tensors: dict[str, torch.Tensor], path: str, metadata: dict[str, str]) -> None:
@@ -237,13 +237,13 @@ def test_save_with_loaded_metadata_stores_its_own_tensors(how: str) -> None:
     pairs = ingot.inspect(saved(TIED, metadata={"a": "b"}, checksums=["blake3", "modelspec"])).metadata
     assert pairs is not None
     assert {CHECKSUMS_KEY, MODEL_SPEC_KEY, SHARED_KEY} < set(pairs)
-    # Signatures too, which are of the file that was loaded.
+    # Also signatures, which are valid for the loaded file only.
     pairs = {**dict.fromkeys(STALE_KEYS, "signed"), **pairs}
     for tensors in ({"dec": W + 1, "z": Z}, {"z": Z}, {}):
         path = f"out{len(tensors)}"
         WAYS[how](tensors, path, pairs)
         assert loaded(path) == {name: tensor.tolist() for name, tensor in tensors.items()}
-        # Whatever digests there are, they are of this file.
+        # All digests of the new file are correct.
         report = ingot.verify(path, raises=False)
         assert not report.bad
         assert not report.missing

@@ -1,8 +1,8 @@
-"""Random sequences of everything that makes one file of another, held against a dict of tensors.
+"""Random sequences of all functions that make a file from another one, compared with a dict of tensors.
 
 The model of a file is the expected result of `load_file`: a dict of torch tensors, in which aliases
-share memory. After every step the new file is loaded and verified. Its records must match its tensors;
-otherwise a name is lost, returns, has other values, or a good file is called corrupt.
+share memory. After every step the new file is loaded and verified. Its records must match its tensors. A
+stale record would lose a name, bring one back, change its values, or make a valid file look corrupt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import ingot
 torch = pytest.importorskip("torch")
 import ingot.torch  # noqa: E402
 
-# A rename and a drop of nothing warn.
+# `rewrite` warns if it renames and drops nothing.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:rewrite:UserWarning")]
 
 SEEDS = 20
-# In all 10,000.
+# 10,000 steps in total.
 STEPS = 500
 NAMES = ["a", "b", "c", "dec", "enc", "format", "head.weight", "ingot.shared", 'quo"te', "ö"]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int8]
@@ -40,7 +40,7 @@ def geometry(tensor: Any) -> tuple[Any, ...]:
 
 
 def twins(tensors: Tensors) -> set[frozenset[str]]:
-    """The names that are one tensor, where a tensor has several."""
+    """Return the groups of names that are one tensor."""
     groups: dict[Any, set[str]] = {}
     for name, tensor in tensors.items():
         if tensor.numel():
@@ -99,7 +99,7 @@ class Sequence:
         return torch.tensor([self.random.randint(-90, 90) for _ in range(numel)], dtype=dtype).reshape(shape)
 
     def related(self, tensor: Any) -> Any:
-        """The same tensor again, or a part of it."""
+        """Return the same tensor, or a part of it."""
         if not tensor.numel() or not tensor.dim() or self.random.random() < 0.6:
             return tensor
         dim = self.random.randrange(tensor.dim())
@@ -119,7 +119,7 @@ class Sequence:
         try:
             ingot.torch.save_file(tensors, path, metadata, shared="alias", checksums=checksums)
         except ingot.SharedMemoryError:
-            # Parts that none holds all of.
+            # Overlapping parts, of which none contains the others.
             shared = "copy"
             ingot.torch.save_file(tensors, path, metadata, shared="copy", checksums=checksums)
         covered = {} if algorithm is None else dict.fromkeys(tensors, algorithm)
@@ -134,7 +134,7 @@ class Sequence:
         return self.checked(self.saved(tensors, {"format": "pt", "step": "1"}))
 
     def save_again(self, file: File) -> File:
-        """Some of the tensors, and others beside them, with the metadata of the load."""
+        """Save some of the loaded tensors and new ones, with the loaded metadata."""
         tensors = {name: file.tensors[name] for name in self.some(file.tensors)}
         for name in self.some(NAMES)[:2]:
             tensors[name] = self.tensor()

@@ -1,4 +1,4 @@
-"""Sound tensors of a broken file: read by a lenient handle, and rewritten by `ingot.repair`."""
+"""Valid tensors of a broken file: read by a lenient handle, and rewritten by `ingot.repair`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.hostile_files import file_of
 from support.processes import run
 from vectors.case import Vector, vectors
 
-# That are files of tensors, by the limit that everybody has.
+# Rejected vectors that are files of tensors and need no special limit.
 REJECTED = [
     vector
     for vector in vectors()
@@ -44,7 +44,7 @@ def write(path: Path, header: dict[str, Any], data: bytes) -> Path:
 
 @pytest.fixture
 def broken(path: Path) -> Path:
-    """A file with a sound tensor and one of each kind that is not."""
+    """Write a file with a valid tensor and one with each kind of fault."""
     header = {
         "__metadata__": {"format": "pt", "step": 1000, "config": {"layers": 2}},
         "sound": entry("F32", [2], 4, 12),
@@ -177,11 +177,11 @@ def test_repair_fixes_or_explains_every_rejected_vector(vector: Vector, tmp_path
         assert refusal.path in (str(source), str(destination))
         assert os.listdir(tmp_path) == ["source"]
         return
-    # JSON that is broken within an item is a fault of this item.
+    # Invalid JSON within an entry is a fault of this entry.
     codes = {one.code for one in done.findings}
     assert vector.code in codes or (vector.code == "invalid-json" and codes)
     assert all(one.found.isprintable() for one in done.findings)
-    # It is valid for all readers, and holds the tensors of a lenient handle.
+    # The repaired file is valid for all readers, and has the tensors of the lenient handle.
     theirs = safetensors.safe_open(destination, "np")
     with ingot.safe_open(source, "np", lenient=True) as lenient:
         ours = ingot.safe_open(destination, "np", strict=True)
@@ -200,7 +200,7 @@ def bytes_of(path: Path, name: str) -> bytes:
     return found
 
 
-# Rules that leave nothing to understand: the length before the header is wrong, or it cannot be taken apart.
+# Codes of files without a usable header: its length is wrong, or the file has another format.
 HOPELESS = {"too-short", "header-too-large", "header-past-end", "foreign-file", "invalid-option"}
 
 
@@ -387,7 +387,7 @@ except ingot.HeaderError as error:
 
 @pytest.mark.slow
 def test_repair_of_a_faulty_header_takes_bounded_memory(tmp_path: Path) -> None:
-    # Ten million faults; a million are kept.
+    # Ten million faults, of which ingot keeps a million.
     header = b"{" + b",".join(b'"":1' for _ in range(10_000_000)) + b"}"
     file_of(header, 0, tmp_path / "hostile.safetensors")
     code, nbytes = run(HOSTILE, folder=tmp_path).said()

@@ -25,7 +25,7 @@ TENSOR = torch.zeros(3)
 
 @pytest.fixture(params=["save", "save_file"])
 def save(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Both ways to save, each leaving the disk alone when it fails."""
+    """Return one of the two ways to save. Afterwards, check that failed saves left no file."""
 
     def call(module: Any, tensors: Any, *args: Any, **options: Any) -> Any:
         if request.param == "save":
@@ -283,20 +283,20 @@ def test_save_file_rejects_bad_variables(found: str, tmp_path: Path, monkeypatch
 
 
 class TestOlderTorch:
-    """torch learnt to pass the small floats by DLPack one by one; before that they go as bytes."""
+    """Versions of torch that cannot export small floats by DLPack: these tensors are passed as bytes."""
 
     @pytest.fixture(autouse=True)
     def without_small_floats(self, monkeypatch: pytest.MonkeyPatch) -> None:
         wrap = ingot._native.Wrap.dlpack(ingot.torch._tensors._from_dlpack, self.resolve)
         older = {"_crosses_by_dlpack": lambda dtype: dtype.itemsize > 1, "_export": None, "wrap": wrap}
-        # Each of them takes these by name.
+        # Every module that has imported one of these names.
         for module in (ingot.torch._tensors, ingot.torch._files, ingot.torch._into):
             for name in older.keys() & vars(module).keys():
                 monkeypatch.setattr(module, name, older[name])
 
     @staticmethod
     def resolve(code: str) -> Any:
-        # The bytes themselves arrive as U8.
+        # U8 itself is exported: the bytes of small floats arrive in this dtype.
         return None if code == "U8" else ingot.torch._tensors._resolve(code)
 
     @pytest.mark.parametrize("code", [code for code in ingot.torch.DTYPES if code != "U8"])
@@ -326,7 +326,7 @@ class TestOlderTorch:
 def test_save_rejects_a_header_that_is_too_large(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"t.{suffix}"
     path.write_bytes(b"old")
-    # Each alone would fit.
+    # The metadata alone would fit, and so would the names.
     metadata = {"k": "x" * 60_000_000}
     arrays = {f"{number}{'n' * 10_000_000}": numpy.zeros(1, numpy.uint8) for number in range(5)}
     for write in (
@@ -389,7 +389,7 @@ def test_save_passes_on_the_error_of_a_source(
 ) -> None:
     path = tmp_path / "t"
     path.write_bytes(b"old")
-    # Fetched by calls into Python, 4 MiB or so at a time.
+    # ingot fetches these arrays by calls into Python, about 4 MiB at a time.
     arrays = {"a": numpy.ones(8 << 20, ">f4"), "b": numpy.ones(3, ">f4")}
     fault, calls, elements = Mine("half-way"), 0, ingot.numpy._elements
 

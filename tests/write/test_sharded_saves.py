@@ -1,4 +1,4 @@
-"""Checkpoints of many files that torch's tensors are saved to."""
+"""Sharded checkpoints of torch's tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def state(seed: int) -> dict[str, Any]:
-    """A state dict as models have them: shared, transposed, empty and scalar tensors, several dtypes."""
+    """Return a state dict like a model's: shared, transposed, empty and scalar tensors of several dtypes."""
     generator = random.Random(seed)
     tensors: dict[str, Any] = {}
     for number in range(generator.randrange(1, 12)):
@@ -59,7 +59,7 @@ def test_save_sharded_writes_the_files_of_huggingface_hub(
     tensors = state(seed)
     metadata = {"k": "ö", "tied.0": "mine"} if seed % 3 == 0 else None
     try:
-        # It takes the shared names out of the dict that it is given.
+        # The function removes shared names from the dict that it gets.
         hub.save_torch_state_dict(dict(tensors), theirs, max_shard_size=limit, metadata=metadata)
     except RuntimeError:
         with pytest.raises(RuntimeError):
@@ -124,12 +124,12 @@ def test_save_sharded_replaces_another_checkpoint(tmp_path: Path) -> None:
         for name in others:
             assert (tmp_path / name).read_text() == "mine"
         assert sorted(files(tmp_path)) == sorted(names + others)
-        # They are not hidden, so the index or the usual file has to win.
+        # The other files are visible, so that the index or the usual file must take precedence.
         assert loads(tmp_path, tensors)
 
 
 class PowerFailure(BaseException):
-    """Nothing after it runs."""
+    """Simulates a power failure: no code of the save runs after it."""
 
 
 @pytest.mark.parametrize("old", ["sharded", "smaller", "single"])
@@ -165,7 +165,7 @@ def test_save_sharded_that_stops_leaves_one_checkpoint(
             else:
                 finished = True
         assert loads(directory, NEW) or (not finished and loads(directory, before)), f"stopped at step {stop}"
-        # The next one goes through, and leaves nothing behind.
+        # The next save succeeds, and leaves no other files.
         ingot.torch.save_sharded(SMALLER, directory, 16, overwrite=True)
         assert loads(directory, SMALLER)
         assert len(files(directory)) == 3
@@ -265,7 +265,7 @@ def test_background_save_sharded_keeps_its_directory(tmp_path: Path, monkeypatch
 def test_background_save_sharded_that_fails_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     ingot.torch.save_sharded(many(1.0), tmp_path / "model", max_shard_size="4KB")
     before = files(tmp_path / "model")
-    # Existing files are found at the call.
+    # The call itself rejects existing files, before it starts the background save.
     with pytest.raises(FileExistsError):
         ingot.torch.save_sharded(many(2.0), tmp_path / "model", background=True)
     with pytest.raises(ingot.OptionError, match="expected one of host, device"):

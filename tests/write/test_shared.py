@@ -50,7 +50,7 @@ class Twice(nn.Module):
 
 
 class Rows(nn.Module):
-    """A part of a storage that no tensor holds whole."""
+    """A module whose parameters are parts of a storage. No parameter covers the whole storage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def test_save_file_alias_stores_a_repeated_layer_once(path: Path, format: Any) -
     with ingot.safe_open(path, "pt") as file:
         assert file.get_slice("a.weight").get_shape() == [100, 100]
         assert file.metadata()["step"] == "1"  # type: ignore[index]
-    # The weight and the bias once, and a header of a few hundred bytes.
+    # The file has the weight and the bias once, and a header of a few hundred bytes.
     assert 40_400 <= path.stat().st_size < 41_000
     loaded = ingot.torch.load_file(path)
     check_same(loaded, state)
@@ -153,7 +153,7 @@ def test_save_file_alias_rejects_parts_of_no_stored_tensor(path: Path) -> None:
     big = torch.zeros(10, 4)
     with pytest.raises(ingot.SharedMemoryError, match=r'`a`, `b` — none holds all of it.*shared="copy"'):
         ingot.torch.save_file({"a": big[:3], "b": big[2:5]}, path, shared="alias")
-    # In one memory, but with no position within the other tensor.
+    # The tensors share memory, but one cannot be described as a part of the other.
     with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
         ingot.torch.save_file({"a": big, "b": big.view(torch.int32)}, path, shared="alias")
     with pytest.raises(ingot.SharedMemoryError, match="`a`, `b`"):
@@ -226,7 +226,7 @@ def test_shared_lists_choices_for_an_unknown_one(path: Path) -> None:
 def with_record(record: Any) -> bytes:
     text = record if isinstance(record, str) else json.dumps(record)
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "c": torch.ones(1)}
-    # No save writes a record that is given: it was made for another file.
+    # A save drops a record in `metadata`, so that it is written here by hand.
     data = ingot.torch.save(tensors, {"place of it": ""})
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -325,7 +325,7 @@ def test_load_model_reports_two_tensors_for_a_tied_one(path: Path) -> None:
 
 
 class Hooked(nn.Module):
-    """Files of an earlier version call its layer otherwise, and hold tied tensors once."""
+    """A module with a hook for older files, which have another name and store tied tensors once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ class Hooked(nn.Module):
 def test_load_model_runs_hooks(path: Path) -> None:
     ingot.torch.save_file({"old.weight": torch.ones(2, 2), "old.bias": torch.ones(2)}, path)
     model = Hooked()
-    # The hook provides both names, which the file lacks: neither is unexpected.
+    # The hook provides both names, which the file lacks. Neither is reported as missing or unexpected.
     assert ingot.torch.load_model(model, path) == (set(), [])
     assert model.done == 1
     assert (model.b.weight == 1).all()

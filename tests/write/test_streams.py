@@ -44,7 +44,7 @@ DIGESTS: tuple[Any, ...] = (True, "sha256", "xxh3", "xxh3_128", "modelspec", ["b
 
 
 class Dribble(io.RawIOBase):
-    """A raw file that takes a few bytes at a time."""
+    """A raw file that writes a few bytes per call."""
 
     def __init__(self, most: int) -> None:
         self.taken = bytearray()

@@ -203,7 +203,7 @@ def test_writer_and_save_sharded_leave_one_whole_checkpoint(
     path = tmp_path / "model.safetensors"
     specs = dict.fromkeys("ab", ("F32", [4]))
     with ingot.Writer(path, specs, overwrite=True) as writer:
-        # It does not wait for the writer, and leaves its temporary file alone.
+        # The save does not wait for the writer, and keeps the writer's temporary file.
         save()
         with ingot.Writer.join(path) if is_joined else nullcontext(writer) as own:
             writer.write("a", numpy.ones(4, numpy.float32))
@@ -211,7 +211,7 @@ def test_writer_and_save_sharded_leave_one_whole_checkpoint(
             own.commit()
         if not is_commit_last:
             save()
-    # An index names the other files.
+    # With shards, the index names the files of the save, not the file of the writer.
     expected = 2.0 if shard_nbytes == 16 or not is_commit_last else 1.0
     assert {value for tensor in ingot.numpy.load_file(tmp_path).values() for value in tensor} == {expected}
     assert not [name for name in names_in(tmp_path) if name.startswith(".")]
