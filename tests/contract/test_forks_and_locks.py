@@ -20,7 +20,7 @@ if not hasattr(os, "fork"):
 FORKING = """
 import os
 # A wait for a lock that a child holds ends the program.
-signal.alarm(30)
+signal.alarm(120)
 path, source = sys.argv[1:3]
 tensors = {"w": numpy.ones(1 << 20, "f4"), "x": numpy.zeros(4, "f4")}
 ingot.numpy.save_file(tensors, source)
@@ -104,7 +104,7 @@ def test_writer_beside_a_forked_child_leaves_no_lock(write: str, tmp_path: Path)
 def test_edit_beside_forked_children_leaves_no_lock(tmp_path: Path) -> None:
     program = """
 import os, threading
-signal.alarm(30)
+signal.alarm(120)
 path = sys.argv[1]
 ingot.numpy.save_file({"x": numpy.ones(4, "f4")}, path)
 until, gate = os.pipe()
@@ -139,7 +139,7 @@ assert [os.waitpid(child, 0)[1] for child in children] == [0] * len(children)
 def test_child_of_a_fork_during_a_save_can_save_and_edit(tmp_path: Path) -> None:
     program = """
 import os
-signal.alarm(30)
+signal.alarm(120)
 path = sys.argv[1]
 tensors = {"w": numpy.ones(1 << 20, "f4")}
 ingot.numpy.save_file(tensors, path)
@@ -165,8 +165,8 @@ say(ended)
 def test_wait_for_a_lock_is_interrupted(tmp_path: Path) -> None:
     program = """
 import _thread, threading
-threading.Timer(0.2, _thread.interrupt_main).start()
 try:
+    threading.Timer(0.2, _thread.interrupt_main).start()
     ingot.update_metadata(sys.argv[1], {"a": "b"})
 except KeyboardInterrupt:
     say("interrupted")

@@ -501,10 +501,14 @@ def interrupted_after(call: Call) -> float:
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
 
     timer = threading.Timer(LIMIT / 3, interrupt)
-    timer.start()
+
+    def interrupted_call() -> None:
+        timer.start()
+        call()
+
     try:
         with pytest.raises(KeyboardInterrupt):
-            call()
+            interrupted_call()
         return time.monotonic() - sent[0]
     finally:
         timer.cancel()

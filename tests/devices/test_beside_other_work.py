@@ -105,11 +105,11 @@ class TestInterrupt:
             os.kill(os.getpid(), signal.SIGINT)
 
         def repeat() -> None:
+            timer.start()
             while True:
                 call()
 
         timer = threading.Timer(0.3, interrupt)
-        timer.start()
         try:
             with pytest.raises(KeyboardInterrupt):
                 repeat()

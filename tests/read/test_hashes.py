@@ -112,10 +112,14 @@ def test_hash_ends_after_ctrl_c(tmp_path: Path, algorithm: str) -> None:
         # A sparse file, too long to be hashed before the signal comes.
         file.truncate(1 << 40)
     main = threading.get_ident()
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+
+    def interrupted_hash() -> None:
+        threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        ingot.hash(path, algorithm)
+
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        ingot.hash(path, algorithm)
+        interrupted_hash()
     assert time.monotonic() - start < 30
 
 

@@ -156,12 +156,15 @@ def test_load_file_ends_after_a_signal(large):
     def stop(*_):
         raise Stop
 
+    def load():
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        # So many loads would take hours.
+        deque((read(large[0]) for _ in range(1_000_000)), maxlen=0)
+
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(Stop):
-            # So many loads would take hours.
-            deque((read(large[0]) for _ in range(1_000_000)), maxlen=0)
+            load()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -33,10 +33,15 @@ def stalling(data: bytes) -> Iterator[Server]:
 @contextmanager
 def interrupted() -> Iterator[None]:
     """Check that the block ends by a Ctrl-C after half a second."""
+    with pytest.raises(KeyboardInterrupt), interrupting():
+        yield
+
+
+@contextmanager
+def interrupting() -> Iterator[None]:
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
     timer.start()
     try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
+        yield
     finally:
         timer.cancel()

@@ -205,8 +205,8 @@ def note(*arguments):
     handler(*arguments)
 
 signal.signal(signal.SIGINT, note)
-threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
     for _ in range(1000):
         ingot.numpy.save({"a": array.T})
 except KeyboardInterrupt:
@@ -219,8 +219,8 @@ def test_ctrl_c_leaves_an_awaited_background_save(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     program = """
 saved = ingot.numpy.save_file({"a": numpy.ones(3)}, "fifo", background=True)
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     saved.result()
 except KeyboardInterrupt:
     threading.Thread(target=lambda: open("fifo", "rb").read()).start()
@@ -232,8 +232,8 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_save_of_python_buffers(tmp_path: Path) -> None:
     program = """
 array = numpy.zeros((1 << 13, 1 << 13), ">f4")
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     while True:
         ingot.numpy.save_file({"a": array.T}, "t")
         os.unlink("t")
