@@ -19,8 +19,8 @@ DATA = ingot.numpy.save(TENSORS)
 TOKEN = "hf_secret"
 
 
-#: No pauses between retries, and a short timeout for a server that stalls.
-QUICK = {"retries": 1, "stall_timeout": 0.6, "min_rate": 1000, "timeout": 10, "token": TOKEN}
+#: One retry, without a pause that a test would notice. The servers may be slow on a busy machine.
+QUICK = {"retries": 1, "min_rate": 1000, "timeout": 60, "token": TOKEN}
 
 
 def opened(server: Server, path: str = "/m.safetensors", **options: object) -> ingot.safe_open:
