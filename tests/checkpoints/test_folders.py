@@ -525,9 +525,14 @@ def test_a_background_failure_is_raised_by_the_next_save(folder: Path) -> None:
 
 def fail_in_background(checkpoints: ingot.Checkpoints, folder: Path, step: int = 2) -> None:
     """Save a step whose commit file cannot be written, since its name is a directory's."""
-    checkpoints.save(step, state(step, 3_000_000))
-    (folder / name(step) / "checkpoint.json").mkdir()
-    (folder / name(step) / "checkpoint.json" / "x").touch()
+    gate = threading.Event()
+    SAVES.put(gate.wait, SaveFuture())
+    try:
+        checkpoints.save(step, state(step))
+        (folder / name(step) / "checkpoint.json").mkdir()
+        (folder / name(step) / "checkpoint.json" / "x").touch()
+    finally:
+        gate.set()
     while checkpoints._pending and not checkpoints._pending[0].done():
         time.sleep(0.01)
     (folder / name(step) / "checkpoint.json" / "x").unlink()
@@ -831,7 +836,7 @@ def test_a_second_writer_is_refused_while_the_first_one_lives(folder: Path) -> N
 
 def test_the_lease_ends_with_its_object(folder: Path) -> None:
     ingot.Checkpoints(folder).save(1, state(1), background=False)
-    ended = time.monotonic() + 5
+    ended = time.monotonic() + 60
     # The thread of background work may hold the object for a moment.
     while "lease" in str(os.listdir(folder)) and time.monotonic() < ended:
         gc.collect()
@@ -849,11 +854,20 @@ def other_lease(folder: Path, **facts: Any) -> Path:
 
 def test_the_lease_of_another_machine_is_refused_while_it_is_renewed(folder: Path) -> None:
     path = other_lease(folder, seconds=60.0)
-    renewing = threading.Timer(0.2, os.utime, [path])
+    ends = threading.Event()
+
+    def renew() -> None:
+        while not ends.wait(0.2):
+            os.utime(path)
+
+    renewing = threading.Thread(target=renew)
     renewing.start()
-    with pytest.raises(ingot.StorageError, match="process 7 on elsewhere") as raised:
-        ingot.Checkpoints(folder).save(1, state(1))
-    renewing.join()
+    try:
+        with pytest.raises(ingot.StorageError, match="process 7 on elsewhere") as raised:
+            ingot.Checkpoints(folder).save(1, state(1))
+    finally:
+        ends.set()
+        renewing.join()
     assert raised.value.code == "busy"
 
 
@@ -969,7 +983,7 @@ def test_the_lease_is_renewed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         checkpoints.save(1, state(1))
         path = next(folder.glob(".ingot-lease-*"))
         os.utime(path, (0, 0))
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while path.stat().st_mtime == 0 and time.monotonic() < until:
             time.sleep(0.01)
         assert path.stat().st_mtime > 0
@@ -1013,7 +1027,7 @@ def test_the_lease_of_a_zombie_is_taken_at_once(folder: Path) -> None:
     other_lease(folder, seconds=500.0, process=child.pid, **facts)
     assert child.stdin is not None
     child.stdin.close()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while leases._started(child.pid) != "dead" and time.monotonic() < until:
         time.sleep(0.01)
     save(folder, 1)
