@@ -145,7 +145,11 @@ def good(data: bytes, **headers: str | int) -> Answer:
 
 
 def unused_port() -> int:
-    """Return a port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port without a listener, which the system gives to no other test while this process runs."""
+    probe = socket.socket()
+    # A server that sets it too may listen there.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    probe.bind(("127.0.0.1", 0))
+    port = int(probe.getsockname()[1])
+    probe.detach()
+    return port
