@@ -109,13 +109,13 @@ def test_download_command_leaves_no_index_after_ctrl_c(tmp_path: Path) -> None:
     def answer(handler: Handler, request: Request) -> None:
         if request.range[1] > 64 << 10 and request.path.endswith(INDEX) is False:
             waiting.set()
-            threading.Event().wait(20)
+            threading.Event().wait(60)
         folder(FILES)(handler, request)
 
     with serving(answer) as server:
         words = command_line("download", server.url(f"/model/{INDEX}"), tmp_path)
         with subprocess.Popen(words, env=environment(), stderr=subprocess.PIPE, text=True) as process:
-            assert waiting.wait(30)
+            assert waiting.wait(60)
             process.send_signal(signal.SIGINT)
             assert process.communicate()[1] == "error: interrupted\n"
             assert process.returncode == 130

@@ -279,7 +279,7 @@ def test_inspect_rejects_a_header_over_the_limit(hub: Hub) -> None:
 
 
 def test_inspect_async_runs_many_at_once(hub: Hub) -> None:
-    pause = threading.Barrier(4, timeout=20)
+    pause = threading.Barrier(4, timeout=60)
 
     def answer(handler: Handler, request: Request) -> None:
         if request.path.startswith(API):
