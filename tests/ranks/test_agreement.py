@@ -15,9 +15,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import ingot.torch
 from ingot import DestinationError, OptionError, RankError, SaveError
 from ingot.torch import load_file, load_into, save_file, save_sharded
-
-#: A rank that waits for another fails after 60 s.
-SECONDS = 20
+from support.ranks import PROMPT
 
 
 def on_mesh(tensors, ranks):
@@ -196,7 +194,7 @@ def test_save_sharded_rejects_impossible_parts_on_all_ranks(four, tmp_path, kind
     folder = tmp_path / "model"
     if load:
         save_sharded({"w": torch.zeros(24, 4), "rows": whole()}, folder)
-    for rank, found in enumerate(four.outcomes(uses_odd, folder, kind, load, seconds=SECONDS)):
+    for rank, found in enumerate(four.outcomes(uses_odd, folder, kind, load, seconds=PROMPT)):
         assert isinstance(found, (DestinationError if load else SaveError) if rank == 1 else RankError), found
     assert load or not folder.exists()
 
@@ -222,12 +220,12 @@ def saves_badly(folder, case):
     try:
         save_sharded(tensors, options.pop("destination"), **options)
     finally:
-        assert time.monotonic() - began < SECONDS
+        assert time.monotonic() - began < PROMPT
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_save_sharded_raises_on_all_ranks_if_one_has_bad_arguments(four, tmp_path, case):
-    for rank, found in enumerate(four.outcomes(saves_badly, tmp_path, case, seconds=SECONDS)):
+    for rank, found in enumerate(four.outcomes(saves_badly, tmp_path, case, seconds=PROMPT)):
         assert isinstance(found, BAD[case][1] if rank == 1 else RankError), found
         if rank != 1:
             assert found.rank == 1
@@ -262,7 +260,7 @@ def loads_badly(folder, case):
 def test_load_into_raises_on_all_ranks_if_one_has_bad_arguments(four, tmp_path, case, own):
     for name in ("model", "other"):
         save_sharded({"w": torch.zeros(8)}, tmp_path / name)
-    for rank, found in enumerate(four.outcomes(loads_badly, tmp_path, case, seconds=SECONDS)):
+    for rank, found in enumerate(four.outcomes(loads_badly, tmp_path, case, seconds=PROMPT)):
         assert isinstance(found, own if rank == 1 else RankError), found
         if rank != 1 or own is RankError:
             assert re.search("rank 1 of 4 (failed|has another file)", str(found)), found
@@ -328,7 +326,7 @@ def fail_to_read(path, read_once):
 @pytest.mark.parametrize("read_once", ["job", "node"])
 def test_load_into_raises_on_all_ranks_if_one_fails_to_read(four, tmp_path, read_once):
     save_file({"w": torch.ones(4, 4)}, tmp_path / "model.safetensors")
-    found = four.outcomes(fail_to_read, tmp_path / "model.safetensors", read_once, seconds=20)
+    found = four.outcomes(fail_to_read, tmp_path / "model.safetensors", read_once, seconds=PROMPT)
     assert [type(one) for one in found] == [RankError, MemoryError, RankError, RankError]
     assert {one.code for one in found if isinstance(one, RankError)} == {"rank-failed"}
 

@@ -23,7 +23,7 @@ import ingot.dcp
 from ingot._ranks import peers
 from ingot.dcp import writer as writing
 from ingot.torch import _save_by_ranks, save_file, save_sharded
-from support.ranks import Counting, contents
+from support.ranks import PROMPT, Counting, contents
 
 # torch warns of each save and load without a process group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -160,7 +160,7 @@ def load_with_a_failure(folder):
 
 def test_reader_of_shards_raises_on_all_ranks_if_one_fails(four, tmp_path):
     save_sharded(shards(1), tmp_path, 80)
-    for one in four.outcomes(load_with_a_failure, str(tmp_path), seconds=20):
+    for one in four.outcomes(load_with_a_failure, str(tmp_path), seconds=PROMPT):
         assert isinstance(one, CheckpointException)
         assert "rank 1 of 4 failed in reading: MemoryError" in str(one)
     assert four.run(load_replaced, str(tmp_path), shards(2)) == [[2.0]] * 4

@@ -19,7 +19,7 @@ import ingot
 from ingot import OptionError, RankError
 from ingot._ranks import peers, plan
 from ingot.torch import _load_by_ranks, load_into, save_file
-from support.ranks import GONE, Counting
+from support.ranks import GONE, PROMPT, Counting
 
 
 def whole():
@@ -196,7 +196,7 @@ def fails(path, read_once, case):
     try:
         load_into(target, ingot.Ranges(store, "model"), read_once=read_once, strict=False)
     finally:
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < PROMPT
 
 
 @pytest.mark.parametrize("read_once", ["job", "auto"])
@@ -257,7 +257,7 @@ KILLED = [("auto", 0), ("auto", 1), ("job", 2), ("job", 9)]
     [("job", 6), *(pytest.param(*case, marks=pytest.mark.slow) for case in KILLED)],
 )
 def test_read_once_raises_on_the_others_if_a_rank_is_killed(some, path, read_once, step):
-    found = some.outcomes(dies, path, read_once, step, seconds=20)
+    found = some.outcomes(dies, path, read_once, step, seconds=PROMPT)
     assert found[1] is GONE
     for rank in (0, 2):
         assert isinstance(found[rank], RankError), found[rank]

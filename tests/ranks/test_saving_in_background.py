@@ -19,7 +19,7 @@ import ingot
 from ingot import RankError, SaveError
 from ingot._ranks import peers, plan
 from ingot.torch import _save_by_ranks, save_sharded
-from support.ranks import GONE, contents
+from support.ranks import GONE, PROMPT, contents
 
 OPTIONS = {"max_shard_size": "100KB", "metadata": {"made": "by hand"}}
 
@@ -250,7 +250,7 @@ def breaks(folder, step, nodes):
 
     peers.Peers._wait = counted
     future = save_sharded(placed(whole()), folder, overwrite=True, background=True)
-    future.result(20)
+    future.result(PROMPT)
 
 
 KILLED = [(step, nodes) for step in (0, 1, 2, 3, 5, 6, 7) for nodes in ([0, 0, 0], [0, 1, 2])]

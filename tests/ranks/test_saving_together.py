@@ -20,7 +20,7 @@ import ingot
 from ingot import RankError, SaveError
 from ingot._ranks import peers, plan
 from ingot.torch import _save_by_ranks, save_sharded
-from support.ranks import GONE, contents
+from support.ranks import GONE, PROMPT, contents
 
 
 def whole():
@@ -220,7 +220,7 @@ def test_save_sharded_leaves_a_whole_checkpoint_if_a_rank_stops(some, tmp_path, 
     folder = tmp_path / "model"
     save_sharded({"columns": torch.zeros(5)}, folder)
     before = contents(folder)
-    found = some.outcomes(breaks, folder, case, step, nodes, seconds=20)
+    found = some.outcomes(breaks, folder, case, step, nodes, seconds=PROMPT)
     if case == "late":
         assert found == [None] * 3
         return

@@ -23,6 +23,11 @@ _context.set_forkserver_preload(
 
 GONE = "gone"
 
+#: Seconds that the group waits for a rank.
+TIMEOUT = 60
+#: Seconds after which all ranks have heard of a failure, even on a busy machine. Fewer than the timeout.
+PROMPT = 50
+
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The bytes of all files of a folder."""
@@ -66,7 +71,7 @@ def _work(rank: int, size: int, store: str, path: list[str], calls: Connection) 
         store=dist.FileStore(store, size),
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=TIMEOUT),
     )
     while True:
         call = calls.recv()
@@ -98,7 +103,7 @@ class Ranks:
             self._calls.append(ours)
             self._processes.append(process)
 
-    def run(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
+    def run(self, function: Any, *arguments: Any, seconds: float = 120) -> list[Any]:
         """Return the result of each rank."""
         found = self.outcomes(function, *arguments, seconds=seconds)
         for rank, one in enumerate(found):
@@ -107,7 +112,7 @@ class Ranks:
                 raise one
         return found
 
-    def outcomes(self, function: Any, *arguments: Any, seconds: float = 60) -> list[Any]:
+    def outcomes(self, function: Any, *arguments: Any, seconds: float = 120) -> list[Any]:
         """Return the result or the error of each rank; `GONE` for a rank that was killed."""
         for calls in self._calls:
             calls.send((function, arguments))
