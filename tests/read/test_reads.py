@@ -69,7 +69,7 @@ def threads():
 
 def assert_none_left():
     # The system may list a thread for a moment after it was joined.
-    for _ in range(100):
+    for _ in range(1200):
         left = [name for name in threads() if name.startswith("ingot")]
         if not left:
             return

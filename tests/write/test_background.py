@@ -146,6 +146,7 @@ def test_background_save_copies_torch_tensors_on_their_device(tmp_path: Path) ->
 
 
 def test_background_saves_of_one_path_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_no_threads()
     slow, reader, _ = pipe(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to("t")

@@ -232,12 +232,14 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_a_save_of_python_buffers(tmp_path: Path) -> None:
     program = """
 array = numpy.zeros((1 << 13, 1 << 13), ">f4")
+timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
 try:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    timer.start()
     while True:
         ingot.numpy.save_file({"a": array.T}, "t")
         os.unlink("t")
 except KeyboardInterrupt:
+    timer.join()
     say([thread.name for thread in threading.enumerate()])
 """
     assert run(program, folder=tmp_path).said() == ["MainThread"]
