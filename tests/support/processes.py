@@ -49,7 +49,7 @@ def held():
 def settled(expected):
     """What is held when it is `expected`, or else in the end: a flush that nobody waits for any more ends by
     itself, and the system may list a thread for a moment after it was joined."""
-    for _ in range(500):
+    for _ in range(3000):
         found = held()
         if found == expected:
             break

@@ -41,7 +41,7 @@ class Look:
         # A part of the text of faults that a test expects, maybe late.
         self.expected: str | None = None
         self.allowed = allowed
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
         page.on("request", lambda request: self.requests.append(request))
         page.on("pageerror", lambda error: self.faults.append(str(error)))
         page.on("console", lambda message: message.type == "error" and self.faults.append(message.text))

@@ -117,19 +117,19 @@ def test_view_stops_its_server(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
     view = ingot.view(path)
     url = str(view.url).partition("#")[0]
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         assert answer.status == 200
         assert "http://localhost:*" in answer.headers["Content-Security-Policy"]
     view.close()
     view.close()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=20)
+        urllib.request.urlopen(url, timeout=60)
     view = ingot.view(path)
     url = str(view.url).partition("#")[0]
     del view
     gc.collect()
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(url, timeout=20)
+        urllib.request.urlopen(url, timeout=60)
 
 
 def test_view_explains_an_invalid_source(tmp_path: Path) -> None:

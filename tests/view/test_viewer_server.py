@@ -59,7 +59,7 @@ def ask(server: Server, path: str, method: str = "GET", *, token: bool = True, *
     headers = {name.replace("_", "-"): value for name, value in fields.items()}
     if token:
         headers["Authorization"] = "Bearer " + address.fragment.removeprefix("token=")
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     try:
         connection.request(method, path, headers=headers)
         return Answer(connection.getresponse())
@@ -297,12 +297,12 @@ def test_view_command_serves_until_ctrl_c(model: Path) -> None:
     url = process.stdout.readline().strip()
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/#token=[\w-]{32}", url)
     address = urlsplit(url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=20)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=60)
     connection.request("GET", "/")
     assert connection.getresponse().status == 200
     connection.close()
     process.send_signal(2)
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
     process.stdout.close()
 
 
