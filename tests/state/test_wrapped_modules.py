@@ -80,3 +80,62 @@ def test_save_state_by_one_rank_resumes_both(kind: str, two: Ranks, path: Path) 
     names = ingot.open(path).keys()
     assert {name for name in names if name.startswith("model.0")} == {"model.0.weight", "model.0.bias"}
     assert not any("module" in name or "_orig_mod" in name for name in names)
+
+
+class Inside(nn.Module):
+    """Layers that a wrapper has been put around, one within the other."""
+
+    def __init__(self, kind: str, seed: int) -> None:
+        super().__init__()
+        self.body = WRAPPERS[kind](network(seed))
+        self.head = nn.Sequential(compiled(nn.Linear(2, 2)) if kind != "none" else nn.Linear(2, 2))
+
+    def forward(self, data: torch.Tensor) -> Any:
+        return self.head(self.body(data))
+
+
+def resumes_inside(path: Path, kind: str, other: str) -> tuple[list[float], list[float], list[str]]:
+    """Save by the first rank, load on both into a module with other wrappers inside, and train on."""
+    state = {"model": Inside(kind, 0), "step": 0, "rng": RNG()}
+    state["optimizer"] = torch.optim.AdamW(state["model"].parameters())
+    step(state["model"], state["optimizer"])
+    if dist.get_rank() == 0:
+        save_state(state, path)
+    losses = [step(state["model"], state["optimizer"]) for _ in range(2)]
+    dist.barrier()
+    into = {"model": Inside(other, 1), "step": 1, "rng": RNG()}
+    into["optimizer"] = torch.optim.AdamW(into["model"].parameters())
+    fresh = load_state(path, into=into)
+    found = [step(fresh["model"], fresh["optimizer"]) for _ in range(2)]
+    names = [*load_state(path)["model"]]
+    dist.barrier()
+    return losses, found, names
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_names_of_wrapped_layers_are_those_of_the_layers(kind: str, two: Ranks, path: Path) -> None:
+    plain = [*Inside("none", 0).state_dict()]
+    for saved, loaded in ((kind, "none"), ("none", kind), (kind, kind)):
+        for losses, found, names in two.run(resumes_inside, path, saved, loaded):
+            assert found == losses
+            assert names == plain
+
+
+def test_versions_of_wrapped_layers_are_those_of_the_layers(path: Path) -> None:
+    model = nn.Sequential(compiled(nn.BatchNorm1d(3)))
+    save_state({"model": model}, path)
+    versions = load_state(path)["model"]._metadata
+    assert versions == nn.Sequential(nn.BatchNorm1d(3)).state_dict()._metadata  # type: ignore[attr-defined]
+
+
+def test_keys_select_a_part_of_a_model_with_wrapped_layers(path: Path) -> None:
+    save_state({"model": network(0)}, path)
+    model = nn.Sequential(compiled(nn.Linear(4, 8)), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    load_state(path, into={"model": model}, keys="model.0.*")
+    assert torch.equal(model[0]._orig_mod.weight, network(0)[0].weight)  # type: ignore[union-attr, arg-type, index]
+
+
+def test_names_that_differ_by_a_wrapper_only_are_kept(path: Path) -> None:
+    model = nn.ModuleDict({"a": nn.Linear(1, 1), "_orig_mod": nn.ModuleDict({"a": nn.Linear(1, 1)})})
+    save_state({"root": {"model": model}, "step": 1}, path)
+    assert [*load_state(path)["root"]["model"]] == ["a.weight", "a.bias"]

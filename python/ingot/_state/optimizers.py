@@ -9,27 +9,16 @@ from typing import Any
 import torch
 
 from .objects import TreePath
+from .wrappers import Naming, unwrapped
 
 #: The names of parameters, by their ids.
 Names = dict[int, str]
 
-# Prefixes that wrappers put into the names of parameters.
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 # The states that torch's optimizers store for each element of a parameter.
 _OF_ELEMENTS = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg")
     + ("acc_delta", "sum", "prev", "step_size")
 )
-
-
-def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that `torch.compile` and ``DistributedDataParallel`` wrap."""
-    while True:
-        is_parallel = isinstance(module, torch.nn.parallel.DistributedDataParallel)
-        inner = module.module if is_parallel else getattr(module, "_orig_mod", None)
-        if not isinstance(inner, torch.nn.Module):
-            return module
-        module = inner
 
 
 def is_of_parameters(state: Any) -> bool:
@@ -58,10 +47,10 @@ def names_in(lives: Mapping[TreePath, Any]) -> list[tuple[TreePath, Names]]:
     for path, module in lives.items():
         if isinstance(module, torch.nn.Module):
             names: Names = {}
-            for name, parameter in unwrapped(module).named_parameters(remove_duplicate=False):
-                for wrapper in _WRAPPERS:
-                    name = name.replace(wrapper, "")
-                names.setdefault(id(parameter), name)
+            inner = unwrapped(module)
+            naming = Naming(inner)
+            for name, parameter in inner.named_parameters(remove_duplicate=False):
+                names.setdefault(id(parameter), naming.bare(name))
             found.append((path, names))
     return found
 

@@ -20,9 +20,9 @@ from ingot._state import optimizers
 from ingot._state.decoder import fault
 from ingot._state.face import States, other_shape, payload
 from ingot._state.objects import TreePath, is_live, spelled
-from ingot._state.optimizers import unwrapped
 from ingot._state.restoring import Contents, Live, Restoring, Stored
 from ingot._state.rng import RNG as RNG
+from ingot._state.wrappers import Naming, unwrapped
 from ingot._write.save import recorded, rendered, write_file
 from ingot.errors import DestinationError, SaveError
 from ingot.typing import Path, Writable
@@ -44,7 +44,8 @@ class _States(States):
         numbered: dict[TreePath, list[TreePath]] = defaultdict(list)
         for path, live in lives.items():
             if isinstance(live, torch.nn.Module):
-                states[id(live)] = unwrapped(live).state_dict()
+                inner = unwrapped(live)
+                states[id(live)] = Naming(inner).without(inner.state_dict())
                 continue
             state = states[id(live)] = live.state_dict()
             if not isinstance(live, torch.optim.Optimizer) or not optimizers.is_of_parameters(state):
@@ -98,8 +99,8 @@ class _States(States):
             _plan_optimizer(live, restoring)
 
     def state_for(self, live: Live, restoring: Restoring) -> Any:
-        if isinstance(live.value, torch.nn.Module) and restoring.is_partial:
-            return {**unwrapped(live.value).state_dict(keep_vars=True), **live.state}
+        if isinstance(live.value, torch.nn.Module):
+            return _module_state(live, unwrapped(live.value), restoring.is_partial)
         if isinstance(live.value, torch.optim.Optimizer) and optimizers.is_of_parameters(live.state):
             return optimizers.by_place(live.value, live.state, _names(live, restoring))
         return live.state
@@ -108,6 +109,13 @@ class _States(States):
         is_module = isinstance(live.value, torch.nn.Module)
         value = unwrapped(live.value) if is_module else live.value
         value.load_state_dict(live.state)
+
+
+def _module_state(live: Live, module: torch.nn.Module, is_partial: bool) -> Mapping[str, Any]:
+    """Return the argument for `load_state_dict`: of a part of the tensors, with the module's others."""
+    own = module.state_dict(keep_vars=True)
+    found = Naming(module).within(live.state, own)
+    return {**own, **found} if is_partial else found
 
 
 def _names(live: Live, restoring: Restoring) -> optimizers.Names | None:
@@ -120,7 +128,9 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
         reason = f"expected the state of a {type(module).__name__}, found a {type(live.state).__name__}"
         raise fault(restoring.shown, live.path, reason, "state-names")
     own = _own_tensors(module)
-    stored = {name: one for name, one in live.state.items() if isinstance(one, Stored)}
+    state = Naming(module).within(live.state, own)
+    names = dict(zip(state, live.state, strict=True))
+    stored = {name: one for name, one in state.items() if isinstance(one, Stored)}
     lists = {
         "missing in the file": [name for name in own if name not in stored and not restoring.is_partial],
         "unexpected in the file": [name for name in stored if name not in own],
@@ -128,7 +138,7 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
     shapes = [name for name in own if name in stored and tuple(own[name].shape) != stored[name].shape]
     if not shapes and not any(lists.values()):
         for name, one in stored.items():
-            restoring.filled[(*live.path, name)] = own[name], one.name
+            restoring.filled[(*live.path, names[name])] = own[name], one.name
         return
     if _changes_states(module):
         # `load_state_dict` gets new tensors, and decides.
