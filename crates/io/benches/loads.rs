@@ -1,9 +1,8 @@
-//! Loads of 1 GiB into memory of their own, against a plain loop of reads of the same file.
+//! Loads of 1 GiB into private memory, compared with a plain loop that reads the same file.
 //!
-//! The two take turns: one load each, in the other order each time, of a file that the system has in memory. The loop reads
-//! 8 MiB at a time, on one thread, into memory that is new too; it is what the system gives a program that does nothing
-//! else. Every byte of both is compared with what was written. Printed are seconds (medians) and the ratio of the rates:
-//! above 1 is in our favour.
+//! The two alternate, and swap their order every time. The file is in the page cache. The loop reads 8 MiB at a time, on one
+//! thread, into new memory. Every loaded byte is compared with the written one. The output is the median of the seconds, and
+//! the ratio of the rates: above 1, ingot is faster.
 //!
 //! `cargo bench -p ingot-io --bench loads`, or `-- 64` for another number of MiB. For Windows, on wine:
 //! `scripts/test-windows bench --package ingot-io --bench loads`.
@@ -25,10 +24,10 @@ use ingot_io::{Archive, Backend, Job, OpenOptions, ReadOptions, Unwatched, read}
 const MIB: usize = 1 << 20;
 const TENSORS: usize = 16;
 const ROUNDS: usize = 9;
-/// Bytes that the loop reads at once, and that are written and compared at once.
+/// Bytes that the loop reads at once. The bench also writes and compares files in chunks of this size.
 const CHUNK_NBYTES: usize = 8 * MIB;
 
-/// Loads the file, has its bytes compared, and says how many seconds the first of that took.
+/// Loads the file, compares its bytes, and returns the seconds that the load took.
 type Loader<'a> = dyn Fn(&Path) -> f64 + 'a;
 
 fn main() {
@@ -55,7 +54,7 @@ fn main() {
     report(&seconds, TENSORS * tensor_nbytes);
 }
 
-/// A file of tensors of this size, whose bytes say where they belong. Says how long its head is.
+/// Writes a file of tensors of this size, whose bytes depend on their position. Returns the start of its data.
 fn write(path: &Path, tensor_nbytes: usize) -> usize {
     let names: Vec<String> = (0..TENSORS).map(|number| format!("{number:02}")).collect();
     let shape = [to_u64(tensor_nbytes)];
@@ -78,7 +77,7 @@ fn write(path: &Path, tensor_nbytes: usize) -> usize {
     head.len()
 }
 
-/// The bytes of the data from `begin` on, a multiple of eight.
+/// Returns the expected bytes of the data from `begin` on, which is a multiple of eight.
 fn pattern(begin: usize, nbytes: usize) -> Vec<u8> {
     let mixed = |place: usize| to_u64(place).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes();
     (begin / 8..(begin + nbytes) / 8).flat_map(mixed).collect()

@@ -1,4 +1,4 @@
-//! Tensors of many files, read at once.
+//! Sharded checkpoints: tensors of many files, read in parallel.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use ingot_io::{
 
 const SIZES: [u64; 4] = [10, 0, 3 << 20, 70_000];
 
-/// A file of tensors of these sizes, whose bytes are those of nobody else.
+/// Returns a file of tensors of several sizes. Their bytes depend on `seed`, so that each file's are unique.
 fn file(seed: u64) -> Vec<u8> {
     let names: Vec<String> = (0..SIZES.len())
         .map(|number| format!("{seed}.{number}"))
@@ -35,7 +35,7 @@ fn file(seed: u64) -> Vec<u8> {
     file
 }
 
-/// Three shards and their index.
+/// Writes three shards and their index, and returns the path of the index.
 fn write(directory: &Path) -> PathBuf {
     let mut entries = Vec::new();
     for seed in 0..3 {
@@ -52,14 +52,14 @@ fn open(path: &Path, backend: Backend) -> Checkpoint {
     Checkpoint::open(path, &options).unwrap()
 }
 
-/// All names, so that neighbours are of different files.
+/// Returns all names in an order in which neighbours are in different files.
 fn mixed() -> Vec<String> {
     (0..SIZES.len())
         .flat_map(|number| (0..3).map(move |seed| format!("{seed}.{number}")))
         .collect()
 }
 
-/// What each tensor holds, read from its own file alone.
+/// Returns the bytes of a tensor, read from its shard as a single file.
 fn alone(directory: &Path, name: &str) -> Vec<u8> {
     let path = directory.join(format!("{}.safetensors", &name[..1]));
     let archive = Archive::open(&path, &OpenOptions::default()).unwrap();
@@ -136,7 +136,7 @@ fn tensors_of_many_files_are_read_ahead_in_any_order() {
     }
 }
 
-/// Bytes in memory, but for those from `broken` on.
+/// Bytes in memory. Reads fail from the position `broken` on.
 #[derive(Debug)]
 struct Broken {
     bytes: MemorySource<Vec<u8>>,
@@ -220,7 +220,7 @@ fn an_index_is_read_without_its_shards() {
     }
 }
 
-/// More shards than are held open at once, of one tensor each.
+/// Writes more shards than are kept open at once, with one tensor each.
 fn many(directory: &Path) -> (PathBuf, Vec<String>) {
     let names: Vec<String> = (0..60).map(|number| format!("t{number:02}")).collect();
     let mut entries = Vec::new();
@@ -264,7 +264,7 @@ fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
         file.set_modified(modified).unwrap();
         drop(file);
         if cfg!(windows) {
-            // One that is mapped is not replaced there, but may be renamed.
+            // Windows does not replace a mapped file, but renames it.
             fs::rename(&first, directory.path().join("aside")).unwrap();
         }
         fs::rename(other, first).unwrap();
@@ -277,7 +277,7 @@ fn a_shard_that_was_closed_is_refused_when_another_file_has_its_name() {
     }
 }
 
-/// Other tests of this process may open so many files meanwhile that the shard is closed: reading it fails then.
+/// Other tests of this process may open many files meanwhile. Then the shard is closed, and reading it fails.
 #[cfg(unix)]
 #[test]
 fn reads_a_shard_as_it_was_when_the_index_was_read() {
@@ -292,7 +292,7 @@ fn read_a_replaced_shard() -> Option<Vec<u8>> {
     let checkpoint = open(&write(directory.path()), Backend::Pread);
     let shard = directory.path().join("1.safetensors");
     let modified = fs::metadata(&shard).unwrap().modified().unwrap();
-    // Of the same size and time, as two saves leave them that fall within one tick of the system's clock.
+    // Same size and time stamps, as after two saves within the resolution of the clock.
     let (other, mut bytes) = (directory.path().join("other"), file(1));
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&other, bytes).unwrap();
@@ -308,7 +308,7 @@ fn read_a_replaced_shard() -> Option<Vec<u8>> {
     }
 }
 
-/// Gives a directory an index of so many shards, which only that index names, and removes the shards before.
+/// Replaces the checkpoint of a directory by one with `count` shards, whose names no other version has.
 #[cfg(unix)]
 fn replace_index(directory: &Path, version: u64, shards: u64) {
     let name = |version: u64, shard: u64| format!("{version}-{shard}.safetensors");
@@ -329,7 +329,7 @@ fn replace_index(directory: &Path, version: u64, shards: u64) {
     }
 }
 
-/// A file of one tensor, whose name is a number.
+/// Returns a file with one tensor, whose name is a number.
 #[cfg(unix)]
 fn small(number: u64) -> Vec<u8> {
     let (name, shape) = (number.to_string(), [1]);
@@ -343,11 +343,11 @@ fn small(number: u64) -> Vec<u8> {
     file
 }
 
-// Windows renames no file over one that is open, as the index is here.
+// Windows does not rename a file over an open one, and the index is open here.
 #[cfg(unix)]
 #[test]
 fn a_checkpoint_that_is_replaced_while_it_is_opened_is_opened_again() {
-    // The files of 60 are more than stay open: only the first of them is.
+    // 60 shards are more than stay open. Of these, only the first one is open.
     for (shards, versions) in [(60, 60), (1, 400)] {
         let directory = tempfile::tempdir().unwrap();
         let replace = |version| replace_index(directory.path(), version, shards);

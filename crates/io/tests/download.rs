@@ -1,4 +1,4 @@
-//! Downloads by a process that is killed at a random moment.
+//! Downloads whose process is killed at a random moment.
 
 #[path = "../../remote/tests/server/mod.rs"]
 #[allow(dead_code, reason = "other tests ask it for more")]
@@ -14,10 +14,10 @@ use std::time::Duration;
 use ingot_io::{DownloadOptions, RemoteOptions, SaveOptions, Unwatched, download};
 use server::{Answer, Server};
 
-/// Several parts, the last of them short.
+/// The size of the file: several parts, of which the last one is short.
 const NBYTES: usize = (12 << 20) + 3;
 
-/// The versions that take turns, by the letter that their bytes and their URLs have.
+/// The versions that alternate. Each is a letter, of which its bytes and its URL consist.
 const VERSIONS: [u8; 2] = [b'a', b'b'];
 
 fn server() -> Server {
@@ -33,7 +33,7 @@ fn fetch(url: &str, path: &Path) {
     download(url, path, &RemoteOptions::default(), &how, &Unwatched).unwrap();
 }
 
-/// What a child of the test below does; on its own this test does nothing.
+/// The program of the child process of the test below. Without its environment variable it does nothing.
 #[test]
 fn child() {
     let Ok(url) = std::env::var("INGOT_DOWNLOAD_URL") else {
@@ -69,7 +69,7 @@ fn a_killed_download_leaves_a_whole_file_and_the_next_one_cleans_up() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // As long as it takes a busy machine to begin a program.
+        // A generous limit, since a busy machine takes long to start a program.
         while server.asked().len() == asked {
             assert!(
                 child.try_wait().unwrap().is_none(),

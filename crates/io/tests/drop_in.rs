@@ -1,5 +1,5 @@
-//! Programs written for the safetensors crate, compiled against it and against ingot: only the crate's name differs, and
-//! what they do must be the same.
+//! Programs for the safetensors crate, compiled with that crate and with ingot. Only the crate's name differs, and the
+//! results must be equal.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ mod io {
     include!("drop_in/programs.rs");
 }
 
-/// By the module that carries the format's name, for programs that name the crate by a path.
+/// Uses the module `safetensors`, as programs do that name the crate by a path.
 #[allow(
     dead_code,
     reason = "one of the programs is run by a property test, with two of the three"
@@ -52,7 +52,7 @@ does_the_same! {
     sorts_dtypes: a_program_that_asks_for_sizes_of_dtypes_runs_unchanged;
 }
 
-/// For each dimension its size, begin and end of a range within it that is not empty, and a step.
+/// Generates for each dimension its size, the begin and the end of a nonempty range within it, and a step.
 fn ranges() -> impl Strategy<Value = Vec<(usize, usize, usize, usize)>> {
     let one = (1_usize..7).prop_flat_map(|dim| (Just(dim), 0..dim, 1..=dim, 1_usize..4));
     let forwards = one.prop_map(|(dim, a, b, step)| (dim, a.min(b - 1), b.max(a + 1), step));
@@ -67,7 +67,7 @@ proptest! {
     }
 }
 
-/// Upstream gives all bytes of the tensor, with a shape that has none.
+/// Upstream returns all bytes of the tensor, with an empty shape.
 #[test]
 fn an_empty_range_has_no_bytes() {
     for ranges in [[(3, 2, 2, 2), (4, 0, 4, 1)], [(3, 1, 1, 1), (4, 1, 3, 1)]] {

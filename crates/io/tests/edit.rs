@@ -1,4 +1,4 @@
-//! Editing, merging and filling files, on the disk.
+//! Editing, merging and filling files on disk.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ fn borrowed(pairs: &Pairs) -> Vec<(&str, &str)> {
     pairs.iter().map(|(key, value)| (&**key, &**value)).collect()
 }
 
-/// A file of U8 tensors.
+/// Writes a file of U8 tensors.
 fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, options: &LayoutOptions) {
     let shapes: Vec<[u64; 1]> = tensors.values().map(|data| [data.len() as u64]).collect();
     let specs: Vec<Spec<'_>> = tensors
@@ -48,7 +48,7 @@ fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, 
     save(path, &layout, &payloads, &FAST, &Unwatched).unwrap();
 }
 
-/// What an open file holds, whatever its path leads to.
+/// Returns the contents of an open file, whatever file its path names now.
 fn held(mut file: &File) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.rewind().unwrap();
@@ -56,7 +56,7 @@ fn held(mut file: &File) -> Vec<u8> {
     bytes
 }
 
-/// What safetensors, the crate, reads.
+/// Returns the tensors and the metadata that the safetensors crate reads.
 fn read(path: &Path) -> (Tensors, Option<Pairs>) {
     let file = fs::read(path).unwrap();
     let (_, header) = safetensors::SafeTensors::read_metadata(&file).unwrap();
@@ -84,7 +84,8 @@ fn only(folder: &Path, names: &[&str]) {
     assert_eq!(found, names);
 }
 
-/// The same while files are open that were removed: older versions of Windows, and wine, list those until they are closed.
+/// Checks the same while removed files are still open. Older versions of Windows, and wine, list those until they are
+/// closed.
 fn only_but_for_open(folder: &Path, names: &[&str]) {
     if !cfg!(windows) {
         only(folder, names);
@@ -124,7 +125,7 @@ proptest! {
         let mut expected = start;
         for (set, remove, in_place) in edits {
             let before = fs::read(&path).unwrap();
-            // Open as long as the edit takes, and of the file that was there.
+            // The old file stays open during the edit.
             let file = File::open(&path).unwrap();
             let (set_refs, remove_refs) = (borrowed(&set), remove.iter().map(|key| &**key).collect::<Vec<_>>());
             let change = MetadataChange { set: &set_refs, remove: &remove_refs, rewrite: !in_place };
@@ -193,7 +194,7 @@ fn open(path: &Path) -> Archive {
     Archive::open(path, &OpenOptions::default()).unwrap()
 }
 
-/// A file with one tensor of six bytes, another name for it, and two parts of it.
+/// Writes a file with one tensor of six bytes, an alias of it, and two aliases of its parts.
 fn write_shared(path: &Path) -> Tensors {
     let shared = r#"{"middle":{"begin":1,"of":"whole","shape":[4],"stride":[1]},"odd":{"begin":1,"of":"whole","shape":[2],"stride":[2]},"other":{"of":"whole"}}"#;
     let pairs = Pairs::from([
@@ -216,7 +217,7 @@ fn write_shared(path: &Path) -> Tensors {
     ])
 }
 
-/// The tensors of a file under all their names.
+/// Returns the tensors of a file, with their aliases.
 fn read_all_names(path: &Path) -> Tensors {
     let file = open(path);
     let (mut tensors, _) = read(path);
@@ -261,7 +262,7 @@ fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
             .map(|pick| (pick.name.to_owned(), whole[pick.name].clone()))
             .collect();
         let out = folder.path().join("out");
-        // What is said of other files stands in no new one.
+        // A new file has no records about other files.
         let pairs = [
             ("ingot.shared", "stale"),
             ("ingot.checksums", "stale"),
@@ -281,7 +282,7 @@ fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
         assert_eq!(read_all_names(&out), expected);
         let keys: Vec<String> = read(&out).1.unwrap().into_keys().collect();
         assert!(keys.iter().all(|key| key == "ingot.shared"), "{keys:?}");
-        // A tensor is stored once where one of the names holds all that the others do.
+        // A tensor is stored once if one of its names covers all others.
         let stored = read(&out).0.len();
         assert_eq!(stored, usize::from(!picks.is_empty()), "{choice:b}");
     }
@@ -417,7 +418,7 @@ fn of_many_edits_at_once_none_is_lost() {
     only(folder.path(), &["file"]);
 }
 
-/// Saves another file to the path while an edit goes on.
+/// Saves another file to the path during an edit.
 struct Meddler<'p> {
     path: &'p Path,
     done: AtomicBool,

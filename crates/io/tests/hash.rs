@@ -1,4 +1,4 @@
-//! Hashes of files, and the digests that files keep of their tensors.
+//! Hashes of files, and digests of tensors that files store.
 
 use std::fs;
 use std::io;
@@ -14,7 +14,7 @@ use ingot_io::{
 use proptest::prelude::*;
 use tempfile::TempDir;
 
-/// A folder with one file in it.
+/// Makes a folder with one file.
 fn file(bytes: &[u8]) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
@@ -26,12 +26,12 @@ fn pattern(len: usize) -> Vec<u8> {
     (0..len).map(|at| (at % 249).to_le_bytes()[0]).collect()
 }
 
-/// A file of tensors of these sizes that keeps a digest of each.
+/// Returns a file with tensors of these sizes and a digest of each.
 fn with_checksums(algorithm: Algorithm, sizes: &[usize]) -> Vec<u8> {
     with_names(algorithm, sizes, "")
 }
 
-/// As [`with_checksums`], with names that begin with `prefix`.
+/// Returns the same file with names that begin with `prefix`.
 fn with_names(algorithm: Algorithm, sizes: &[usize], prefix: &str) -> Vec<u8> {
     let tensors: Vec<(String, Vec<u8>)> = sizes
         .iter()
@@ -200,7 +200,7 @@ fn names_without_a_tensor_are_reported() {
     );
 }
 
-/// Notes how far a call is.
+/// Records the progress of a call.
 #[derive(Default)]
 struct Told(Mutex<Vec<(u64, u64)>>);
 
@@ -210,7 +210,7 @@ impl Watch for Told {
     }
 }
 
-/// Stops at the first look.
+/// Stops a call at its first check.
 struct Stopped;
 
 impl Watch for Stopped {
@@ -226,7 +226,7 @@ fn hashing_stops_when_asked_to() {
     assert!(stopped.as_ref().is_err_and(Error::is_interrupted), "{stopped:?}");
 }
 
-/// Bytes from elsewhere, of which those from `good` on cannot be had.
+/// A source whose reads fail from the position `good` on.
 #[derive(Debug)]
 struct Far<'b> {
     bytes: &'b [u8],
@@ -256,7 +256,7 @@ proptest! {
 
     #[test]
     fn a_sealed_file_keeps_the_digests_of_what_is_in_it_however_it_came_there(
-        // The largest alone are written by several threads, and past the page cache where they shall last.
+        // Only the largest files are written by several threads, and around the page cache if the save is durable.
         sizes in prop::collection::vec((prop_oneof![
             4 => 0..5000_usize, 2 => (128 << 10) - 2..(128_usize << 10) + 2, 1 => 10 << 20..20_usize << 20,
         ], 0..4_u8), 0..7),
@@ -282,7 +282,7 @@ proptest! {
             _ => LayoutOptions::default(),
         };
         let keep = Keep { tensors: algorithm, model_spec };
-        // A header without digests has the metadata as it is.
+        // Without digests the metadata is unchanged.
         let record = if keep == Keep::default() { "other" } else { "ingot.checksums" };
         let stale = [("a", "b"), (record, "stale"), ("modelspec.title", "t")];
         let sealed = NewHeader::new(&specs, Some(&stale), format, &options, keep).unwrap();

@@ -1,4 +1,4 @@
-//! The tests of what callers see, a file for each subject, and one program for all, since each more takes seconds to build.
+//! Tests of the public API: a file for each subject, in one program, since each program takes seconds to build.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,4 +1,4 @@
-//! Parts of tensors: the right bytes, and not many more of them read.
+//! Reads of parts of tensors return the right bytes, and read few other bytes.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use ingot_io::{
 };
 use proptest::prelude::*;
 
-/// Counts the bytes that are read from it.
+/// A source that counts the bytes that are read.
 #[derive(Debug)]
 struct Counting {
     bytes: MemorySource<Vec<u8>>,
@@ -30,7 +30,7 @@ impl Source for Counting {
     }
 }
 
-/// A file with these tensors, their bytes counting up by odd steps.
+/// Returns a file with these tensors, whose bytes count up in odd steps.
 fn file(tensors: &[(&str, Dtype, &[u64])]) -> Vec<u8> {
     let specs: Vec<Spec<'_>> = tensors
         .iter()
@@ -51,7 +51,7 @@ fn span(start: i64, stop: i64, step: i64) -> Index {
     }
 }
 
-/// All parts at once, in `threads` threads.
+/// Reads all parts in one call, with `threads` threads.
 fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads: usize) -> Vec<Region> {
     let parts: Vec<Job<'_>> = parts
         .iter()
@@ -61,7 +61,7 @@ fn read(archive: &Archive, parts: &[(&str, Vec<Index>, Option<Dtype>)], threads:
     ingot_io::read(&parts, &options, &Unwatched).unwrap()
 }
 
-/// The obvious way, for matrices: element by element.
+/// Returns part of a matrix, copied element by element.
 fn naive(bytes: &[u8], columns: usize, size: usize, rows: &[usize], wanted: &[usize]) -> Vec<u8> {
     let element = |row: &usize, column: &usize| {
         let at = (row * columns + column) * size;
@@ -72,7 +72,7 @@ fn naive(bytes: &[u8], columns: usize, size: usize, rows: &[usize], wanted: &[us
         .collect()
 }
 
-/// Elements of four bits begin and end inside of bytes; ranges of bytes do not care.
+/// Elements of four bits may begin and end within a byte.
 #[test]
 fn ranges_of_bytes_read_only_these() {
     let bytes = file(&[("a", Dtype::U8, &[5]), ("x", Dtype::F4, &[1000, 3])]);
@@ -139,7 +139,7 @@ proptest! {
 
 #[test]
 fn little_more_is_read_than_what_is_needed() {
-    // Rows as models have them: from 2 KiB on.
+    // Rows as in models, of at least 2 KiB.
     for (dtype, columns) in [
         (Dtype::BF16, 4096),
         (Dtype::F32, 1024),
@@ -180,7 +180,7 @@ fn runs_side_by_side_are_read_at_once() {
     };
     let archive = Archive::from_source(Box::new(source), &OpenOptions::default()).unwrap();
     counter.store(0, Ordering::Relaxed);
-    // Reading 10,000 times four bytes would take a hundred times as long as reading all of them.
+    // 10,000 reads of four bytes would take a hundred times as long as one read of everything.
     read(&archive, &[("m", vec![Index::WHOLE, Index::At(3)], None)], 1);
     assert!(counter.load(Ordering::Relaxed) > nbytes / 2);
 }
@@ -199,7 +199,7 @@ fn a_conversion_that_is_not_known_is_refused_with_both_dtypes() {
 
 #[test]
 fn a_file_that_shrinks_is_an_error_and_no_crash() {
-    // There a file that is mapped cannot be shortened.
+    // Windows cannot shorten a mapped file.
     let backend = if cfg!(windows) {
         Backend::Pread
     } else {

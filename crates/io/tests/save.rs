@@ -1,4 +1,4 @@
-//! Saving, and everything that can go wrong with it. The numbers W… are those of the list of threats.
+//! Saves, and their failures. The numbers W… are of the list of threats.
 
 #[cfg(unix)]
 mod unix;
@@ -40,7 +40,7 @@ fn put_watched(path: &Path, bytes: &[u8], options: &SaveOptions, watch: &dyn Wat
         dtype: Dtype::U8,
         shape: &shape,
     };
-    // What a head says does not matter here.
+    // The contents of the header do not matter here.
     let layout = Layout {
         head: head.to_vec(),
         ..layout(&[spec], None, Format::Safetensors).unwrap()
@@ -48,7 +48,7 @@ fn put_watched(path: &Path, bytes: &[u8], options: &SaveOptions, watch: &dyn Wat
     save(path, &layout, &[Payload::from(payload)], options, watch)
 }
 
-/// A folder with `OLD` in `file`.
+/// Makes a folder with a file whose contents are `OLD`, and returns the path of the file too.
 fn folder() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
@@ -56,8 +56,8 @@ fn folder() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// The names in a folder. Older versions of Windows, and wine, list what was removed until nobody has it open: what a thread
-/// has that a save left alone with a flush goes a moment later.
+/// Returns the names in a folder. Older versions of Windows, and wine, list a removed file until it is closed. A thread that
+/// flushes in the background after a save may close one a moment later.
 fn names(folder: &Path) -> Vec<String> {
     let is_going = |name: &String| cfg!(windows) && name.ends_with(".ingot-tmp");
     for _ in 0..500 {
@@ -87,9 +87,9 @@ fn assert_write_fails(result: Result<(), Error>, kind: io::ErrorKind) -> String 
     error.to_string()
 }
 
-// ── The saving process as a child, to be watched, limited or killed ──────────────────────────────────────────────
+// ── The saving process as a child, to be traced, limited or killed ───────────────────────────────────────────────
 
-/// What a child of a test does; on its own this test does nothing.
+/// The program of the child process of a test. Without its environment variable it does nothing.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os("INGOT_SAVE_PATH").map(PathBuf::from) else {
@@ -112,7 +112,7 @@ fn child() {
             false => save_for_ever(&path, size, &options),
         }
     }
-    // The tests that count system calls begin here.
+    // The tests that count system calls start counting here.
     let _ = fs::symlink_metadata(MARK);
     match put(&path, &new(size), &options) {
         Ok(()) => eprintln!("saved"),
@@ -120,7 +120,7 @@ fn child() {
     }
 }
 
-/// Saves one version after the other.
+/// Saves one version after the other, without end.
 fn save_for_ever(path: &Path, size: usize, options: &SaveOptions) -> ! {
     loop {
         for letter in VERSIONS {
@@ -129,7 +129,7 @@ fn save_for_ever(path: &Path, size: usize, options: &SaveOptions) -> ! {
     }
 }
 
-/// Changes the metadata of a file again and again, by a new file and in the one that is there.
+/// Changes the metadata of a file without end, alternately with a new file and in place.
 fn edit_for_ever(path: &Path) -> ! {
     for number in 0.. {
         let value = format!("{number:020}");
@@ -143,9 +143,9 @@ fn edit_for_ever(path: &Path) -> ! {
     unreachable!("it is killed before that")
 }
 
-/// What the child says before it saves for ever.
+/// The line that the child prints before its first save.
 const BEGUN: &str = "it begins";
-/// The letters of the files that it saves, in turns.
+/// The letters of the files that the child saves alternately.
 const VERSIONS: [u8; 2] = [b'n', b'm'];
 
 const NEW_SIZE: usize = 3000;
@@ -155,12 +155,12 @@ fn new(size: usize) -> Vec<u8> {
     vec![b'n'; size]
 }
 
-/// How often something is killed: more often by hand.
+/// Returns the number of kills: `usual`, unless the environment sets another one.
 fn rounds(usual: u64) -> u64 {
     std::env::var("INGOT_KILLS").map_or(usual, |kills| kills.parse().unwrap())
 }
 
-/// This very program, made to run `child`.
+/// Returns a command that runs `child` in this program.
 fn child_program() -> Command {
     child_of(&std::env::current_exe().unwrap())
 }
@@ -182,11 +182,10 @@ fn with(mut command: Command, path: &Path, how: &str) -> Command {
     command
 }
 
-/// What wine says of a process in five hundred, which it does not begin: `ERROR_INTERNAL_ERROR`. No other system has the
-/// number.
+/// `ERROR_INTERNAL_ERROR`: wine fails to start one process in five hundred with it. No other system has this number.
 const NOT_BEGUN: i32 = 1359;
 
-/// Has a child do something for ever, and kills it while it does.
+/// Runs a child that saves without end, and kills it.
 fn kill(mut command: Command, after: Duration) {
     let mut child = (0..10)
         .find_map(|_| match command.spawn() {
@@ -194,7 +193,7 @@ fn kill(mut command: Command, after: Duration) {
             begun => Some(begun.unwrap()),
         })
         .unwrap();
-    // As long as it takes a busy machine to begin a program.
+    // A generous limit, since a busy machine takes long to start a program.
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let begun = lines.find(|line| line.as_ref().is_ok_and(|line| line == BEGUN));
     assert!(begun.is_some(), "it begins");
@@ -203,8 +202,8 @@ fn kill(mut command: Command, after: Duration) {
     assert!(!child.wait().unwrap().success(), "it was killed");
 }
 
-/// Return how long after its begin a process is killed, or `None` after the last round. A busy machine may end no save
-/// within the usual moments: more rounds wait for seconds until one `has_ended`.
+/// Return the time after which a process is killed, or `None` after the last round. On a busy machine no save may end in the
+/// usual rounds: further rounds wait for seconds until a save `has_ended`.
 fn moment(round: u64, rounds: u64, has_ended: bool) -> Option<Duration> {
     match round.checked_sub(rounds) {
         None => Some(Duration::from_millis(7 * (round % 30))),
@@ -324,9 +323,9 @@ fn a_temporary_file_is_removed_when_nobody_holds_it() {
     assert!(!stale.exists());
     assert!(live.exists());
     assert!(of_another.exists());
-    // Closing would not do: a child that another test starts may hold the file for a moment longer.
+    // Closing is not enough: a child process of another test may keep the file open for a moment.
     match cfg!(windows) {
-        // There no child has it, and what a child of another test has is not this.
+        // No child process has this file open.
         true => drop(lock),
         false => lock.unlock().unwrap(),
     }
@@ -356,26 +355,26 @@ fn savers_of_one_path_leave_whole_files_only() {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
                 let found = match fs::read(&path) {
-                    // Where the system puts no file in the place of one that this thread has open, there is none for a moment.
+                    // If the system cannot replace a file that this thread has open, the path has no file for a moment.
                     Err(fault) if cfg!(windows) && fault.kind() == io::ErrorKind::NotFound => continue,
                     found => found.unwrap(),
                 };
                 assert!(found == fill(found[0]), "a mixed file of {} bytes", found.len());
                 if cfg!(windows) {
-                    // Nor does it while this thread has the file open, which without a pause is nearly always.
+                    // Nor can it while this thread has the file open. Without a pause, that is nearly always.
                     thread::sleep(Duration::from_millis(1));
                 }
             }
         });
         let saved: Vec<_> = savers.into_iter().map(|saver| saver.join()).collect();
-        // Whatever they say, or the reader goes on for ever.
+        // Stop the reader in any case, or it would not end.
         done.store(true, Ordering::Relaxed);
         for saved in saved {
             saved.unwrap();
         }
     });
     if cfg!(windows) {
-        // A replaced file that the reader had open at the end is removed by the next save.
+        // The next save removes a replaced file that the reader had open at the end.
         put(&path, &fill(0), &SaveOptions::default()).unwrap();
     }
     assert_eq!(names(folder.path()), ["file"]);
@@ -391,7 +390,7 @@ fn a_name_of_255_bytes_can_be_saved() {
 
 // ── C7: interruption ─────────────────────────────────────────────────────────────────────────────────────────────
 
-/// Asks to stop when it is asked for the `after`th time.
+/// Stops a save at its check number `after`.
 struct StopAfter {
     after: usize,
     asked: AtomicUsize,
@@ -464,7 +463,7 @@ fn what_has_the_name_stays_where_nothing_is_replaced() {
     assert_eq!(names(folder.path()), ["file", "other"]);
 }
 
-/// Makes a file when it is first asked whether to stop, which is after the save has looked at what has the name.
+/// Makes a file at the first check for an interrupt, which is after the save has checked whether the path exists.
 struct Makes<'p>(&'p Path);
 
 impl Watch for Makes<'_> {

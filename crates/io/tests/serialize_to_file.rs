@@ -1,4 +1,4 @@
-//! Writing the tensors of a program: the old file survives whatever goes wrong.
+//! `serialize_to_file`: the old file survives every failure.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ fn writes_bintensors_files_too() {
     );
 }
 
-/// A view whose bytes turn out too short after the writing has begun.
+/// A view that returns too few bytes after the write has begun.
 struct CutOff;
 
 impl View for CutOff {

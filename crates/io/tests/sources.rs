@@ -14,19 +14,19 @@ use ingot_io::{
     Watch,
 };
 
-/// A source that gives few bytes at a time and is interrupted now and then, as a network file system may do.
+/// A source that returns few bytes at a time and is sometimes interrupted, as a network file system may be.
 #[derive(Debug)]
 struct Stuttering {
     bytes: Vec<u8>,
     calls: AtomicUsize,
 }
 
-/// The file that these bytes are.
+/// Opens a file in memory.
 fn in_memory(bytes: Vec<u8>) -> Archive {
     Archive::from_source(MemorySource::new(bytes), &OpenOptions::default()).unwrap()
 }
 
-/// The file that is read like this.
+/// Opens a file that this reader reads.
 fn from_reader(reader: Box<dyn ReadAt>) -> Archive {
     Archive::of(Origin::Other(reader), None, &OpenOptions::default(), None).unwrap()
 }
@@ -48,8 +48,8 @@ impl Source for Stuttering {
     }
 }
 
-/// Tensors of all the sizes that are treated differently: none, small neighbours, and large enough for a block,
-/// a chunk and a thread of their own.
+/// Sizes of tensors that are read in different ways: empty, small and adjacent, and large enough for a block, for a chunk and
+/// for a thread of their own.
 const SIZES: &[u64] = &[
     0,
     1,
@@ -65,7 +65,7 @@ const SIZES: &[u64] = &[
     7,
 ];
 
-/// A file with a tensor of each size, its bytes counting up from a different start.
+/// Returns a file with a tensor of each size. The bytes of each count up from a different start.
 fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     let tensors: Vec<(String, Vec<u8>)> = SIZES
         .iter()
@@ -97,7 +97,7 @@ fn file() -> (Vec<u8>, Vec<(String, Vec<u8>)>) {
     (bytes, tensors)
 }
 
-/// The tensors at these places in the order of the data.
+/// Returns reads of the tensors with these numbers, in the order of the data.
 fn parts<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Job<'a>> {
     some(archive, numbers).into_iter().map(Job::from).collect()
 }
@@ -109,7 +109,7 @@ fn some<'a>(archive: &'a Archive, numbers: &[usize]) -> Vec<Tensor<'a>> {
         .collect()
 }
 
-/// What is asked of every source.
+/// Checks the reads that every source must support.
 fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     for (name, bytes) in tensors {
         assert_eq!(&archive.read(name).unwrap().to_vec(), bytes, "{name} alone");
@@ -154,7 +154,7 @@ fn suite(archive: &Archive, tensors: &[(String, Vec<u8>)]) {
     );
 }
 
-/// `n` as a size.
+/// Converts `n` to a size.
 fn size(n: i64) -> usize {
     usize::try_from(n).unwrap()
 }
@@ -227,7 +227,7 @@ fn a_file_that_shrank_or_was_written_to_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     for backend in [Backend::Mmap, Backend::Pread] {
         if cfg!(windows) && backend == Backend::Mmap {
-            // There a file that is mapped cannot be shortened.
+            // Windows cannot shorten a mapped file.
             continue;
         }
         let path = folder.path().join(format!("{backend}.safetensors"));
@@ -269,7 +269,7 @@ fn a_file_replaced_by_rename_is_read_on_as_it_was() {
         let other = folder.path().join("new.safetensors");
         std::fs::write(&other, b"\x02\0\0\0\0\0\0\0{}").unwrap();
         if cfg!(windows) {
-            // One that is mapped is not replaced there, but may be renamed.
+            // Windows does not replace a mapped file, but renames it.
             std::fs::rename(&path, folder.path().join(format!("{backend}"))).unwrap();
         }
         std::fs::rename(&other, &path).unwrap();
@@ -347,7 +347,7 @@ fn a_large_header_is_read_whole() {
     );
 }
 
-/// A source that waits before it gives anything, as a network does, and fails from some byte on.
+/// A source that waits before each read, as a network does, and fails at one byte.
 #[derive(Debug)]
 struct Distant {
     bytes: Vec<u8>,
@@ -427,7 +427,7 @@ fn a_failing_device_is_named_with_the_tensor_and_the_bytes() {
     assert!(archive.read("t03").is_ok(), "the others can be read");
 }
 
-/// All tensors of a file, taken from a [`Prefetch`].
+/// Returns a [`Prefetch`] of all tensors of a file, and their names.
 fn prefetched(archive: Archive, ahead: u64) -> (Prefetch, Vec<String>) {
     let names = archive.header().names().map(ToOwned::to_owned).collect();
     let requests = (0..archive.header().len())
@@ -505,7 +505,7 @@ fn closing_half_way_stops_reading() {
     assert_eq!(prefetch.next(&Unwatched).unwrap_err().code(), "closed");
 }
 
-/// Stops at once.
+/// Stops a call at its first check.
 struct Stopped;
 
 impl Watch for Stopped {
@@ -542,7 +542,7 @@ fn warming_reads_just_the_bytes_of_the_tensors() {
     assert!(tensors.len() > 9);
 }
 
-/// Bytes that have a version.
+/// A source whose bytes have a version.
 struct Versioned {
     bytes: Vec<u8>,
     version: Arc<AtomicUsize>,
@@ -585,7 +585,7 @@ fn a_source_of_another_version_is_not_read() {
     assert_eq!(archive.read("t03").unwrap().as_slice().unwrap(), tensors[3].1);
 }
 
-/// Says that it read more than there is room for.
+/// A source that reports more bytes than the destination can hold.
 struct Boasting(Vec<u8>);
 
 impl Source for Boasting {

@@ -1,4 +1,5 @@
-// Included, with `crate_in_use` naming a crate, by tests/drop_in.rs. Each program tells what it saw.
+// tests/drop_in.rs includes this file twice, with `crate_in_use` as the name of each crate. Each program returns what it
+// observed.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -10,7 +11,7 @@ use crate_in_use::slice::{IndexOp, TensorIndexer};
 use crate_in_use::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorInfo, TensorView, View};
 use crate_in_use::{serialize, serialize_to_file};
 
-/// All that upstream makes public, by each way that leads there.
+/// Imports every public item of upstream by every public path.
 #[allow(unused_imports, reason = "it is compiled, and that is the test")]
 mod names {
     use super::crate_in_use::slice::{

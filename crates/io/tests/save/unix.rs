@@ -1,4 +1,4 @@
-//! What files and directories of Unix have that others lack: modes, owners, links, pipes; and its calls, made to fail.
+//! Saves on Unix: modes, owners, links and pipes, and system calls that fail.
 
 use std::ffi::OsStr;
 use std::fs::Permissions;
@@ -14,13 +14,13 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Puts what only this system has under temporary names.
+/// Makes links, pipes and directories with the names of temporary files.
 pub(super) fn lay_traps(folder: &Path, victim: &Path) {
     symlink(victim, folder.join(".file.0000000000000001.ingot-tmp")).unwrap();
     make_pipe(&folder.join(".file.0000000000000002.ingot-tmp"));
 }
 
-// ── W5, W7: what a file has besides its bytes ────────────────────────────────────────────────────────────────────
+// ── W5, W7: attributes of files ───────────────────────────────────────────────────────────────────────────────────
 
 #[test]
 fn a_new_file_gets_its_mode_from_the_umask() {
@@ -67,8 +67,8 @@ fn an_existing_file_keeps_its_owner_as_far_as_allowed() {
     assert_eq!((metadata.uid(), metadata.gid()), (1234, 2345));
     assert_eq!(metadata.mode() & 0o7777, 0o4660);
 
-    // Another user may replace it where the directory lets them, but becomes its owner; their group gets no more
-    // than everybody had, and nobody's privileges pass to them.
+    // Another user may replace the file if the directory permits it, and becomes its owner. Their group gets only the
+    // permissions of others, and the bits for set-user-id and set-group-id are dropped.
     fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).unwrap();
     let output = with(as_nobody(folder.path()), &path, "force").output().unwrap();
     assert!(said(&output).contains("saved"), "{}", said(&output));
@@ -79,12 +79,12 @@ fn an_existing_file_keeps_its_owner_as_far_as_allowed() {
 
 const NOBODY: u32 = 65534;
 
-/// The child as an ordinary user, run from a copy of the program that it may execute.
+/// Returns a command that runs the child as an unprivileged user, from a copy of the program that this user may execute.
 fn as_nobody(folder: &Path) -> Command {
     let program = folder.join("program");
     if !program.exists() {
-        // By another process: while one of ours writes the copy, a child that another test starts holds it open, and
-        // what is open for writing cannot be run.
+        // Another process makes the copy: if this one wrote it, a child process of another test could inherit the open file, and
+        // a file that is open for writing cannot be executed.
         let mut copy = Command::new("cp");
         copy.arg(std::env::current_exe().unwrap()).arg(&program);
         assert!(copy.status().unwrap().success());
@@ -101,7 +101,7 @@ fn attribute(path: &Path, name: &str) -> Option<Vec<u8>> {
     Some(value[..len].to_vec())
 }
 
-/// Sets an extended attribute, or says that it cannot be done here.
+/// Sets an extended attribute. Returns false if the file system does not support it.
 fn set_attribute(path: &Path, name: &str, value: &[u8]) -> bool {
     let set = setxattr(path, name, value, XattrFlags::empty());
     if let Err(fault) = set {
@@ -124,7 +124,7 @@ fn an_existing_file_keeps_its_extended_attributes() {
 
 const ACCESS_LIST: &str = "system.posix_acl_access";
 
-/// rw for the owner, r for user 1000, nothing for the owning group, r as the mask, nothing for others.
+/// Returns an access list: rw for the owner, r for user 1000, nothing for the group, mask r, nothing for others.
 fn access_list() -> Vec<u8> {
     let none = u32::MAX;
     let entries = [
@@ -165,7 +165,7 @@ fn the_list_of_a_directory_does_not_open_an_existing_file() {
     put(&path, b"new", &SaveOptions::default()).unwrap();
     assert_eq!(attribute(&path, ACCESS_LIST), None);
     assert_eq!(path.metadata().unwrap().mode() & 0o7777, 0o640);
-    // A new file does get it, as from every program.
+    // A new file does inherit it from the directory, as with every program.
     let other = folder.path().join("other");
     put(&other, b"new", &SaveOptions::default()).unwrap();
     fs::write(folder.path().join("plain"), b"new").unwrap();
@@ -239,7 +239,7 @@ fn a_pipe_is_streamed_into() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     make_pipe(&path);
-    // More than a pipe holds, so that the reader has to be waited for.
+    // More than a pipe can hold, so that the save must wait for the reader.
     let bytes: Vec<u8> = (0..9_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
     let reader = thread::spawn({
         let path = path.clone();
@@ -297,7 +297,7 @@ fn standard_output_is_written_to_from_where_it_stands() {
         output.stdout.len(),
         said(&output)
     );
-    // As a file that already has bytes, which stay, also when a link leads there.
+    // Like a file with contents, which stay, also behind a link.
     let folder = tempfile::tempdir().unwrap();
     let link = folder.path().join("link");
     symlink("/dev/stdout", &link).unwrap();
@@ -336,7 +336,7 @@ fn a_file_without_a_name_is_written_in_place() {
     assert_eq!(found, OLD);
 }
 
-/// A command as an ordinary user, who may do in the folder what `mode` lets everybody do.
+/// Returns a command that runs as an unprivileged user. `mode` is the mode of the folder.
 fn as_ordinary_user(folder: &Path, mode: u32) -> Command {
     let command = if is_root() {
         as_nobody(folder)
@@ -409,7 +409,7 @@ fn a_directory_that_cannot_be_listed_can_be_saved_into() {
 
 // ── W3: no space ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// A file system of 4 MiB, until it is dropped.
+/// A mounted file system of 4 MiB, which is unmounted when it is dropped.
 struct SmallDisk(TempDir);
 
 impl SmallDisk {
@@ -443,7 +443,8 @@ impl Drop for SmallDisk {
 fn a_full_disk_keeps_the_old_file_and_says_what_is_needed() {
     let Some(disk) = SmallDisk::mount() else { return };
     let path = disk.0.path().join("file");
-    // By another process: a child that another test starts holds our open files for a moment, and with them the space.
+    // In another process: a child process of another test could inherit open files of this one, and keep their space for a
+    // moment.
     let save = |size: usize, how: &str| {
         let mut command = with(child_program(), &path, how);
         command.env("INGOT_SAVE_SIZE", size.to_string());
@@ -456,7 +457,7 @@ fn a_full_disk_keeps_the_old_file_and_says_what_is_needed() {
         assert!(text.contains("the file needs 6291456 bytes"), "{text}");
         assert_eq!(fs::read(&path).unwrap(), OLD);
         assert_eq!(names(disk.0.path()), ["file"]);
-        // Nothing is held back: what fits, fits. In place, there have to be two of it.
+        // All space can be used: a file that fits is written. Beside an old file there must be space for two.
         for size in [1500 << 10, 100] {
             let text = save(size, how);
             assert!(text.contains("saved"), "{text}");
@@ -495,7 +496,7 @@ fn a_limit_on_file_size_is_an_error_and_no_signal() {
 mod traced {
     use super::*;
 
-    /// The child under strace with `arguments`; `None`, with the reason, where there is none.
+    /// Runs the child under strace with `arguments`. Returns `None`, and prints the reason, if strace cannot run.
     fn strace(arguments: &[&str], path: &Path, how: &str) -> Option<(Vec<String>, String)> {
         let log = tempfile::NamedTempFile::new().unwrap();
         let mut command = Command::new("strace");
@@ -523,7 +524,7 @@ mod traced {
         rest.split_once('(').map(|(name, _)| name)
     }
 
-    /// The calls of the save itself that are `wanted`, in order.
+    /// Returns the `wanted` calls of the save itself, in order.
     fn calls(lines: &[String], wanted: &[&str]) -> Vec<String> {
         let begin = lines.iter().position(|line| line.contains(MARK)).unwrap();
         let names = lines[begin..].iter().filter_map(|line| call(line));
@@ -560,7 +561,7 @@ mod traced {
             calls(&lines, &DURABLE),
             ["fallocate", "pwrite64", "fallocate", "fsync"]
         );
-        // Of a new file, the name too.
+        // For a new file, its directory is flushed too.
         let (lines, _) = strace(&[], &path.with_file_name("new"), "in-place").unwrap();
         assert_eq!(
             calls(&lines, &DURABLE),
@@ -572,8 +573,8 @@ mod traced {
         line.split_once(' ').map_or("", |(thread, _)| thread)
     }
 
-    /// The calls of `name` on the thread that saves, since strace counts those of each thread by itself: the first
-    /// number is how many there are before the save begins.
+    /// Returns the calls of `name` on the thread that saves, and the number of such calls before the save. strace counts the
+    /// calls of each thread separately.
     fn on_saving_thread<'l>(lines: &'l [String], name: &str) -> (usize, Vec<&'l String>) {
         let begin = lines.iter().position(|line| line.contains(MARK)).unwrap();
         let thread = thread_of(&lines[begin]);
@@ -582,7 +583,7 @@ mod traced {
         (before, lines.iter().filter(is_wanted).collect())
     }
 
-    /// The number of the call that opens the unnamed file.
+    /// Returns the number of the call that opens the unnamed file.
     fn unnamed_open(lines: &[String]) -> usize {
         let (_, opens) = on_saving_thread(lines, "openat");
         1 + opens
@@ -642,7 +643,7 @@ mod traced {
         }
     }
 
-    /// What a save calls, besides what any thread needs to live.
+    /// The system calls of a save, without those that every thread makes.
     const SAVE_CALLS: [&str; 22] = [
         "stat",
         "newfstatat",
@@ -687,11 +688,11 @@ mod traced {
             let (lines, _) = strace(others, &path, "").unwrap();
             for name in SAVE_CALLS {
                 let (before, all) = on_saving_thread(&lines, name);
-                // One more than there are: the flush happens on another thread, which strace counts by itself.
+                // One more than the save's thread makes: the flush runs on another thread, whose calls strace counts separately.
                 for when in before + 1..=all.len().max(before + 1) {
                     refresh();
                     let inject = format!("inject={name}:error=EIO:when={when}");
-                    // With two faults for one call, strace keeps the later.
+                    // If a call gets two faults, strace uses the later one.
                     let arguments = [others, &["-e", &inject]].concat();
                     let (_, text) = strace(&arguments, &path, "").unwrap();
                     let found = fs::read(&path).unwrap();
@@ -752,7 +753,7 @@ mod traced {
 
     #[test]
     fn a_flush_that_fails_while_the_rest_is_written_is_reported() {
-        // In memory nothing is written past the page cache: a large file is flushed piece by piece.
+        // A tmpfs has no direct writes: a large file is flushed in pieces.
         let folder = match tempfile::tempdir_in("/dev/shm") {
             Ok(folder) => folder,
             Err(fault) => return eprintln!("not run: there is no /dev/shm: {fault}"),

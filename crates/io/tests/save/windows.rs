@@ -1,4 +1,4 @@
-//! What Windows is asked for: files that somebody has open, long paths, names, attributes, access lists, pipes.
+//! Saves on Windows: open files, long paths, names, attributes, access lists and pipes.
 
 mod system;
 
@@ -12,15 +12,15 @@ use ingot_io::Backend;
 use super::*;
 use system::{access_list, owner, pipe, set_access_list};
 
-/// `FILE_SHARE_READ`, and not that it may be deleted or renamed.
+/// `FILE_SHARE_READ`: other programs may not write, delete or rename the file.
 const SHARE_READ: u32 = 1;
-/// The same, and that it may be written to, deleted and renamed.
+/// All sharing: other programs may read, write, delete and rename the file.
 const SHARE_ALL: u32 = 7;
 const HIDDEN: u32 = 2;
-/// `ERROR_PIPE_LISTENING`: nobody has opened the other end so far.
+/// `ERROR_PIPE_LISTENING`: no process has opened the other end yet.
 const NOBODY_WRITES: i32 = 536;
 
-/// A file of one tensor, and its bytes.
+/// Writes a file of one tensor, and returns the bytes of the file.
 fn tensor(path: &Path, byte: u8) -> Vec<u8> {
     let shape = [1 << 20];
     let spec = Spec {
@@ -87,7 +87,7 @@ fn what_is_mapped_is_named_when_it_cannot_be_written_in_place() {
     assert_eq!(loaded.len(), old.len());
 }
 
-/// What a process does that has a file mapped; on its own this test does nothing.
+/// The program of a process that maps a file. Without its environment variable it does nothing.
 #[test]
 fn mapping() {
     let Some(path) = std::env::var_os("INGOT_MAP_PATH").map(PathBuf::from) else {
@@ -104,12 +104,12 @@ fn mapping() {
     let loaded = archive.read("tensor").unwrap();
     println!("\nmapped");
     io::stdout().flush().unwrap();
-    // Until whoever began this has done what he wants to.
+    // Wait until the parent process closes standard input.
     io::stdin().read_to_end(&mut Vec::new()).unwrap();
     assert!(loaded.to_vec() == vec![1; 1 << 20]);
 }
 
-/// Another process, once it has the file mapped, which it shares as it is told to.
+/// Starts another process that opens the file with this sharing mode, and waits until it has mapped the file.
 fn mapped_elsewhere(path: &Path, sharing: u32) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args([
@@ -129,7 +129,7 @@ fn mapped_elsewhere(path: &Path, sharing: u32) -> Child {
     child
 }
 
-/// Has the other process compare what it has mapped, and end.
+/// Makes the other process compare the mapped bytes, and waits for its end.
 fn end(mut child: Child) {
     drop(child.stdin.take());
     let output = child.wait_with_output().unwrap();
@@ -263,7 +263,8 @@ fn a_hidden_file_stays_hidden() {
     assert_ne!(fs::metadata(&path).unwrap().file_attributes() & HIDDEN, 0);
 }
 
-/// A file that nobody but its owner may read, in a folder whose list opens what is made there for all; and its list.
+/// Makes a file that only its owner may read, in a folder whose access list lets everybody read new files. Returns the
+/// file's access list too.
 fn confined() -> (TempDir, PathBuf, String) {
     let (folder, path) = folder();
     let owner = owner(&path);
@@ -304,7 +305,7 @@ fn a_new_file_has_the_access_list_of_any_that_is_made_there() {
 fn a_pipe_is_streamed_into() {
     let name = format!(r"\\.\pipe\ingot-{}", std::process::id());
     let mut pipe = pipe(Path::new(&name));
-    // More than a pipe holds, so that the reader has to be waited for.
+    // More than a pipe can hold, so that the save must wait for the reader.
     let bytes: Vec<u8> = (0..9_000_000u32).map(|n| n.to_le_bytes()[0]).collect();
     thread::scope(|scope| {
         let saver = scope.spawn(|| put(Path::new(&name), &bytes, &SaveOptions::default()));
@@ -320,7 +321,7 @@ fn a_pipe_is_streamed_into() {
     });
 }
 
-/// A folder on a small file system, where whoever runs the tests has made one: `scripts/test-windows` does.
+/// Returns a folder on the small file system that `scripts/test-windows` makes, or `None` if there is none.
 fn small_disk() -> Option<TempDir> {
     let disk = std::env::var_os("INGOT_SMALL_DISK");
     if disk.is_none() {
@@ -340,7 +341,7 @@ fn a_full_disk_keeps_the_old_file_and_says_what_is_needed() {
         assert_eq!(fs::read(&path).unwrap(), OLD);
         assert_eq!(names(folder.path()), ["file"]);
     }
-    // Nothing is held back: what fits, fits.
+    // All space can be used: a file that fits is written.
     for size in [1500 << 10, 100] {
         put(&path, &new(size), &SaveOptions::default()).unwrap();
         assert!(fs::read(&path).unwrap() == new(size));

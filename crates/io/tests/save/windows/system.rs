@@ -1,4 +1,4 @@
-//! What the tests ask of Windows, and the standard library has no function for: pipes with a name, and access lists.
+//! Functions of Windows that the standard library does not have: named pipes and access lists.
 #![allow(unsafe_code)]
 
 use std::ffi::OsStr;
@@ -22,7 +22,7 @@ use windows_sys::Win32::Storage::FileSystem::PIPE_ACCESS_INBOUND;
 use windows_sys::Win32::System::Pipes::{CreateNamedPipeW, PIPE_TYPE_BYTE, PIPE_WAIT};
 use windows_sys::core::BOOL;
 
-/// Bytes that a pipe holds.
+/// Capacity of a pipe in bytes.
 const HELD_NBYTES: u32 = 4096;
 
 fn wide(text: &OsStr) -> Vec<u16> {
@@ -34,11 +34,11 @@ fn assert_done(answer: BOOL) {
     assert_ne!(answer, 0, "{}", io::Error::last_os_error());
 }
 
-/// The end of a pipe to read from. The other has the name.
+/// Returns the read end of a pipe. A writer opens the pipe by its name.
 pub(super) fn pipe(name: &Path) -> File {
     let name = wide(name.as_os_str());
-    // SAFETY: `CreateNamedPipeW` requires a string that ends in a null, which `wide` makes, and for no attributes or such
-    // that can be read: none.
+    // SAFETY: `CreateNamedPipeW` requires a string that ends in a null, which `wide` returns, and attributes that are null or
+    // readable: they are null.
     let pipe = unsafe {
         CreateNamedPipeW(
             name.as_ptr(),
@@ -52,18 +52,18 @@ pub(super) fn pipe(name: &Path) -> File {
         )
     };
     assert_ne!(pipe, INVALID_HANDLE_VALUE, "{}", io::Error::last_os_error());
-    // SAFETY: `from_raw_handle` requires an open handle that nobody else closes: it was made just now.
+    // SAFETY: `from_raw_handle` requires an open handle with no other owner: the call above made it.
     unsafe { File::from_raw_handle(pipe) }
 }
 
-/// What a file says of itself, as text.
+/// Returns part of a file's security descriptor as text.
 fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
     let path = wide(path.as_os_str());
     let mut descriptor = [0_u64; 512];
     let mut needed = 0;
     let nbytes = u32::try_from(size_of_val(&descriptor)).unwrap();
-    // SAFETY: `GetFileSecurityW` requires a string that ends in a null, for as many bytes as it is told that may be written,
-    // and for a number that may be: `path`, `descriptor` and `needed`, which nobody else has.
+    // SAFETY: `GetFileSecurityW` requires a string that ends in a null, a writable buffer of the stated size, and a writable
+    // number: `path`, `descriptor` and `needed`, which no other code uses.
     let answer = unsafe {
         GetFileSecurityW(
             path.as_ptr(),
@@ -75,7 +75,7 @@ fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
     };
     assert_done(answer);
     let (mut text, mut len) = (ptr::null_mut(), 0);
-    // SAFETY: the call asks for a descriptor, which the one above wrote, and for a pointer and a number that may be written.
+    // SAFETY: the call requires a descriptor, which the call above wrote, and a writable pointer and number.
     let answer = unsafe {
         ConvertSecurityDescriptorToStringSecurityDescriptorW(
             descriptor.as_mut_ptr().cast(),
@@ -86,20 +86,20 @@ fn described(path: &Path, what: OBJECT_SECURITY_INFORMATION) -> String {
         )
     };
     assert_done(answer);
-    // SAFETY: `from_raw_parts` requires `len` characters that can be read: the call above made so many, with the null.
+    // SAFETY: `from_raw_parts` requires `len` readable characters: the call above allocated as many, with the null.
     let letters = unsafe { std::slice::from_raw_parts(text, usize::try_from(len).unwrap()) };
     let described = String::from_utf16_lossy(letters);
-    // SAFETY: `LocalFree` requires what the call above gave, which is used no more: `described` is a copy.
+    // SAFETY: `LocalFree` requires memory that the call above allocated and that is not used any more: the text is a copy.
     unsafe { LocalFree(text.cast()) };
     described.trim_end_matches('\0').to_owned()
 }
 
-/// Who may do what with a file.
+/// Returns the access list of a file.
 pub(super) fn access_list(path: &Path) -> String {
     described(path, DACL_SECURITY_INFORMATION)
 }
 
-/// Whose a file is.
+/// Returns the owner of a file.
 pub(super) fn owner(path: &Path) -> String {
     let described = described(path, OWNER_SECURITY_INFORMATION);
     described.strip_prefix("O:").unwrap().to_owned()
@@ -108,7 +108,7 @@ pub(super) fn owner(path: &Path) -> String {
 pub(super) fn set_access_list(path: &Path, list: &str) {
     let (path, list) = (wide(path.as_os_str()), wide(list.as_ref()));
     let mut descriptor: PSECURITY_DESCRIPTOR = ptr::null_mut();
-    // SAFETY: the call asks for a string that ends in a null, and for a pointer that may be written.
+    // SAFETY: the call requires a string that ends in a null, and a writable pointer.
     let answer = unsafe {
         ConvertStringSecurityDescriptorToSecurityDescriptorW(
             list.as_ptr(),
@@ -118,9 +118,9 @@ pub(super) fn set_access_list(path: &Path, list: &str) {
         )
     };
     assert_done(answer);
-    // SAFETY: `SetFileSecurityW` requires a string that ends in a null and for a descriptor, which the call above made.
+    // SAFETY: `SetFileSecurityW` requires a string that ends in a null, and a descriptor, which the call above made.
     let answer = unsafe { SetFileSecurityW(path.as_ptr(), DACL_SECURITY_INFORMATION, descriptor) };
     assert_done(answer);
-    // SAFETY: `LocalFree` requires what the first call gave, which is used no more.
+    // SAFETY: `LocalFree` requires memory that the first call allocated and that is not used any more.
     unsafe { LocalFree(descriptor) };
 }
