@@ -76,7 +76,7 @@ impl From<Archive> for Checkpoint {
 }
 
 impl Checkpoint {
-    /// Return the checkpoint with a reason for reading these files.
+    /// Return the checkpoint with the reason why these files are read, such as a cache that has them.
     #[cfg(feature = "remote")]
     pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
         Checkpoint {
@@ -95,7 +95,7 @@ impl Checkpoint {
     }
 
     /// Return the format of the first file. The format of an index behind a URL is detected from the name of the first shard,
-    /// and no shard is shards.
+    /// and no shard is opened.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -107,7 +107,7 @@ impl Checkpoint {
         }
     }
 
-    /// Return the backend of the first file, and the reason for it. No shard behind a URL is shards.
+    /// Return the backend of the first file, and the reason for it. No shard behind a URL is opened.
     ///
     /// # Errors
     /// As [`Checkpoint::file`].
@@ -369,7 +369,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::find`]; [`Failure::Interrupted`].
     pub fn find_all(&self, names: &[&str], watch: &dyn Watch) -> Result<Vec<Tensor<'_>>, Error> {
-        // Without an index there is only one file.
+        // A checkpoint without an index has only one file.
         let files = match self.index() {
             Some(_) => self.files_of(names, watch)?,
             None => Vec::new(),
@@ -389,8 +389,8 @@ impl Checkpoint {
         Ok(found)
     }
 
-    /// Returns the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are
-    /// shards. The only file of a checkpoint without an index may lack the tensor.
+    /// Returns the number of the file that holds the tensor `name`. If no tensor is stored under the name, all files are opened.
+    /// The only file of a checkpoint without an index may lack the tensor.
     ///
     /// # Errors
     /// [`Failure::UnknownTensor`] of a checkpoint with an index, and as [`Checkpoint::aliases`].

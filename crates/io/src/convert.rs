@@ -1,21 +1,21 @@
-//! Floats of one width as floats of another.
+//! Conversion between floats of different widths.
 //!
 //! The values equal the results of PyTorch's `.to` for tensors on x86-64, down to the bits of a NaN, so that a file that is
-//! converted while it is loaded equals one that is converted afterwards. Every conversion goes over 32 bits, as PyTorch's
-//! do; from 64 bits to 16 that rounds twice.
+//! converted while it is loaded equals one that is converted afterwards. Every conversion goes through F32, as PyTorch's do, so
+//! that from 64 bits to 16 it rounds twice.
 //!
 //! The loops have no branches and no state, so that the compiler makes vector code of them for any machine.
 
 use ingot_format::Dtype;
 
-/// Return whether [`convert`] knows the way from one dtype to the other.
+/// Return whether [`convert`] supports a pair of dtypes.
 #[must_use]
 pub fn converts(from: Dtype, to: Dtype) -> bool {
     let is_source = |dtype| is_float(dtype) && !matches!(dtype, Dtype::F4 | Dtype::F6_E2M3 | Dtype::F6_E3M2);
     from == to || is_source(from) && is_source(to) && to != Dtype::F8_E8M0
 }
 
-/// Return whether the dtype is one of floating-point numbers, complex ones not counted.
+/// Return whether the dtype is a real floating-point dtype.
 #[must_use]
 pub fn is_float(dtype: Dtype) -> bool {
     matches!(
@@ -35,8 +35,8 @@ pub fn is_float(dtype: Dtype) -> bool {
     )
 }
 
-/// Write the elements of `source`, of dtype `from`, to `dest` as elements of dtype `to`: as many as both have room
-/// for. Pairs for which [`converts`] is false leave `dest` as it is.
+/// Convert the elements of `source`, of dtype `from`, to dtype `to` in `dest`: as many as both slices can hold. For a pair
+/// that [`converts`] does not support, `dest` is unchanged.
 pub fn convert(from: Dtype, to: Dtype, source: &[u8], dest: &mut [u8]) {
     match from {
         _ if from == to => {
@@ -56,12 +56,12 @@ pub fn convert(from: Dtype, to: Dtype, source: &[u8], dest: &mut [u8]) {
     }
 }
 
-/// The NaN of BF16. PyTorch's vector code writes the first for NaNs of 32 bits and more, its scalar code the second for
-/// narrower ones.
+/// The NaNs of BF16. For NaNs of 32 bits and more PyTorch's vector code writes the first one, and for narrower NaNs its
+/// scalar code writes the second one.
 const ALL_ONES: u32 = 0xFFFF;
 const QUIET: u32 = 0x7FC0;
 
-/// Converts to `to` what `decode` makes 32 bits of.
+/// Converts elements to `to`. `decode` converts an element to F32.
 fn encode<const N: usize>(
     to: Dtype,
     source: &[u8],
@@ -78,7 +78,7 @@ fn encode<const N: usize>(
         Dtype::BF16 => each(source, dest, |element| {
             low_half(bf16_of(decode(element), bf16_nan))
         }),
-        // One by one, so that the compiler knows the numbers of each.
+        // One branch for each dtype, so that its constants are known at compile time.
         Dtype::F8_E4M3 => each(source, dest, |element| [Small::E4M3.nearest(decode(element))]),
         Dtype::F8_E5M2 => each(source, dest, |element| [Small::E5M2.nearest(decode(element))]),
         Dtype::F8_E4M3FNUZ => each(source, dest, |element| [Small::E4M3FNUZ.nearest(decode(element))]),
@@ -130,9 +130,9 @@ fn bits_of_bf16(element: [u8; 2]) -> u32 {
 fn bits_of_f16(element: [u8; 2]) -> u32 {
     let half = u32::from(u16::from_le_bytes(element));
     let magnitude = (half & 0x7FFF) << 13;
-    // Exponents count from 15 there and from 127 here.
+    // The exponent's bias is 15 in F16 and 127 in F32.
     let normal = magnitude + (112 << 23);
-    // Below the normal numbers the mantissa counts units of 2^-24; a float of that exponent takes it off exactly.
+    // The mantissa of a subnormal F16 counts units of 2^-24. Subtracting the float with that exponent converts it exactly.
     let unit = f32::from_bits(113 << 23);
     let subnormal = (f32::from_bits(magnitude + (113 << 23)) - unit).to_bits();
     let special = if magnitude > 0x1F << 23 {
@@ -153,9 +153,9 @@ fn bits_of_f16(element: [u8; 2]) -> u32 {
 fn f16_of(bits: u32) -> u32 {
     let magnitude = bits & !SIGN;
     let odd = (magnitude >> 13) & 1;
-    // Round the bits that are cut off. A carry goes into the exponent, up to infinity, as it should.
+    // Round to the remaining bits. A carry correctly increases the exponent, up to infinity.
     let normal = magnitude.wrapping_add(0xC800_0FFF + odd) >> 13;
-    // Adding 0.5 leaves units of 2^-24 in the mantissa, rounded by the machine.
+    // After adding 0.5, the mantissa counts units of 2^-24, rounded by the processor.
     let half = f32::from_bits(126 << 23);
     let subnormal = (f32::from_bits(magnitude) + half)
         .to_bits()
@@ -186,22 +186,23 @@ fn bf16_of(bits: u32, nan: u32) -> u32 {
 #[derive(Clone, Copy)]
 struct Small {
     mantissa_bits: u32,
-    /// What is taken off the exponent.
+    /// The difference between the exponent biases of F32 and of this dtype.
     bias: u32,
-    /// The largest magnitude that is a number.
+    /// The largest finite magnitude.
     largest: u32,
-    /// What is larger than that: infinity, a NaN, or the largest itself where PyTorch (2.13) saturates.
+    /// The result for larger magnitudes: infinity, a NaN, or the largest magnitude itself if PyTorch (2.13) saturates.
     overflow: u32,
     nan: Nan,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Nan {
-    /// The magnitude of all ones, with the sign of what became one. With more than one mantissa above the infinity, if there is one.
+    /// NaN has all bits of the magnitude set, and the sign of the converted value. If the dtype has an infinity, all magnitudes
+    /// above it are NaN too.
     Signed,
-    /// Only the byte 0x80, which would be a negative zero.
+    /// The only NaN is the byte 0x80, which would be a negative zero.
     NegativeZero,
-    /// Only the byte 0xFF.
+    /// The only NaN is the byte 0xFF.
     AllOnes,
 }
 
@@ -233,7 +234,7 @@ impl Small {
         }
     }
 
-    /// The 32 bits of each of the 256 values.
+    /// The F32 bits of each of the 256 values.
     fn table(self) -> [u32; 256] {
         std::array::from_fn(|byte| self.bits(u8::try_from(byte).unwrap_or(u8::MAX)))
     }
@@ -256,7 +257,7 @@ impl Small {
         }
         let exponent = magnitude >> self.mantissa_bits;
         if exponent == 0 && self.mantissa_bits > 0 {
-            // Whole units of the smallest number, which is one of the normal ones in 32 bits.
+            // A subnormal is a multiple of the smallest number, which is normal in F32.
             let unit = f32::from_bits((128 - self.bias - self.mantissa_bits) << 23);
             let count = u16::try_from(magnitude).unwrap_or(0);
             return sign | (f32::from(count) * unit).to_bits();
@@ -265,7 +266,7 @@ impl Small {
     }
 
     /// The nearest value, as its byte.
-    // Always, because the loop around it is ten times as fast: only then is it vector code (2026-11, 4.7 GB/s of F32).
+    // Always inlined: the calling loop becomes vector code only then, which is ten times as fast (2026-11, 4.7 GB/s of F32).
     #[inline(always)]
     fn nearest(self, bits: u32) -> u8 {
         let magnitude = bits & !SIGN;
@@ -273,7 +274,7 @@ impl Small {
         let odd = (magnitude >> cut) & 1;
         let rebased = magnitude.wrapping_sub((127 - self.bias) << 23);
         let normal = rebased.wrapping_add((1 << (cut - 1)) - 1 + odd) >> cut;
-        // As for F16: adding a large power of two leaves a mantissa that counts units of the smallest number.
+        // As for F16: after adding a large power of two, the mantissa counts units of the smallest number.
         let large = (151 - self.bias - self.mantissa_bits) << 23;
         let subnormal = (f32::from_bits(magnitude) + f32::from_bits(large))
             .to_bits()
@@ -286,7 +287,7 @@ impl Small {
             number
         };
         let value = if magnitude > INFINITY { self.nan() } else { number };
-        // There is no negative zero where its byte is the NaN.
+        // If the byte of the negative zero is the NaN, the result is zero.
         let has_sign = (self.nan == Nan::Signed) | (value != 0);
         let sign = if has_sign { (bits & SIGN) >> 24 } else { 0 };
         let [byte, _, _, _] = (value | sign).to_le_bytes();
@@ -410,7 +411,7 @@ mod tests {
         #[test]
         fn a_float_becomes_the_nearest_narrow_one(
             bits in prop_oneof![any::<u32>(), (0_u32..1 << 16, -3_i32..4).prop_map(|(high, low)| (high << 16).wrapping_add_signed(low)),
-                // Halves of steps of F16 and of the 8-bit floats.
+                // Ties: values halfway between two neighbours of F16 or of an 8-bit float.
                 (any::<u32>(), 8_u32..23, -2_i32..3).prop_map(|(bits, cut, near)| (bits >> cut << cut).wrapping_add_signed(near))],
             to in prop::sample::select(&NARROW[..]),
         ) {

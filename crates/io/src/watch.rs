@@ -1,13 +1,13 @@
-//! How a caller stops something that takes long, and learns how far it is.
+//! Cancelling a long call, and reporting its progress.
 
 use std::time::Duration;
 
 use ingot_format::StopFlag;
 
-/// How long a thread waits before it asks the watch again. Half of the 100 ms that are promised.
+/// The time between two checks of the watch: half of the documented 100 ms.
 pub(crate) const POLL: Duration = Duration::from_millis(50);
 
-/// Stops a call and receives its progress. Called now and then, on the thread that made the call.
+/// Stops a call and receives its progress. Called regularly, on the thread that made the call.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicBool, Ordering};
@@ -30,12 +30,12 @@ pub(crate) const POLL: Duration = Duration::from_millis(50);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait Watch: Sync {
-    /// Return whether to stop. Asked at least every 100 ms.
+    /// Return whether to stop. Called at least every 100 ms.
     fn interrupted(&self) -> bool {
         false
     }
 
-    /// Receive the number of bytes that are done, and of all. Called before [`Watch::interrupted`], so that a watch can
+    /// Receive the number of bytes that are done, and the total. Called before [`Watch::interrupted`], so that a watch can
     /// stop at some point, and once at the end. `done` never decreases.
     fn progressed(&self, _done: u64, _total: u64) {}
 }
@@ -55,7 +55,7 @@ pub struct Unwatched;
 
 impl Watch for Unwatched {}
 
-/// Stops what a call does on threads of its own when it is stopped itself.
+/// A stop flag for the threads of a call, which is set when the call is stopped.
 impl Watch for StopFlag<'_> {
     fn interrupted(&self) -> bool {
         self.is_set()

@@ -1,4 +1,4 @@
-//! Work that threads share while their caller watches.
+//! Work that several threads share while the calling thread polls the watch.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,8 +15,8 @@ use crate::sync::thread::{self, Thread, ThreadId};
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{POLL, Watch};
 
-/// Bytes that one thread reads at once: large enough that the call does not matter, small enough that all
-/// threads finish together and an interruption is noticed soon. A whole number of huge pages.
+/// Bytes that one thread reads at once: large enough to make the cost of a call negligible, and small enough that all threads
+/// finish together and an interruption is noticed soon. A whole number of huge pages.
 const CHUNK_NBYTES: usize = 8 << 20;
 
 /// If reads wait, chunks may be as small as this, so that all threads have some. Smaller ones would not pay, since a
@@ -42,7 +42,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// On this many threads that never wait.
+    /// Return a reading on this many threads, without waits.
     pub(crate) fn on(threads: usize) -> Reading {
         Reading {
             threads,
@@ -51,7 +51,7 @@ impl Reading {
         }
     }
 
-    /// Return the same, where reads may wait for something other than this machine.
+    /// Return the same for reads that may wait for another machine.
     pub(crate) fn waiting(self, waits: bool) -> Reading {
         Reading { waits, ..self }
     }
@@ -64,7 +64,7 @@ impl Reading {
         }
     }
 
-    /// Return what suits `nbytes` bytes of these spans of some sources. The slowest source decides.
+    /// Choose threads and chunks for `nbytes` bytes of these spans of sources. The slowest source decides.
     pub(crate) fn of(nbytes: u64, spans: &[(&dyn ReadAt, Range<u64>)], options: &ReadOptions) -> Reading {
         Reading::above(ALONE_NBYTES, nbytes, spans, options)
     }
@@ -160,8 +160,8 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     team.outcome()
 }
 
-/// Run `work` while the caller watches: on a thread of its own where it `waits`, else on this one. What is a part of more
-/// work is watched by [`Asked`](crate::watch::Asked), since no bytes of it are counted here.
+/// Run `work` while the caller polls the watch: on a thread of its own if it `waits`, and otherwise on this one. For a part of
+/// a larger call, pass [`Asked`](crate::watch::Asked) as the watch, since the bytes are not counted here.
 ///
 /// # Errors
 /// An interruption by `watch`.
@@ -183,7 +183,7 @@ pub(crate) fn watched<R: Send, W: FnOnce(StopFlag<'_>) -> R + Send>(
 /// The number of threads that open files of a directory. More than cores, because they mostly wait for a remote disk.
 const MAX_OPENERS: usize = 16;
 
-/// How files of a directory are opened.
+/// Return the threads for opening files of a directory.
 pub(crate) fn of_directory() -> Reading {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     Reading::on((2 * cores).min(MAX_OPENERS))
@@ -430,7 +430,7 @@ mod tests {
         assert!(matches!(outcome, Err(Failure::Interrupted)));
     }
 
-    /// Records the reported numbers, and stops at some look.
+    /// A watch that records the reported numbers, and stops the call at one check.
     #[derive(Default)]
     struct Told {
         done: Mutex<Vec<u64>>,

@@ -158,7 +158,8 @@ impl Aliases {
 }
 
 impl View {
-    /// `None` for a part of F4 that no shape of F4 has: two elements to a byte need a last dimension that is contiguous.
+    /// `None` for a part of an F4 tensor that is no F4 tensor itself: with two elements in a byte, its last dimension must be
+    /// contiguous.
     fn of(stored: &Entry<'_>, alias: &Alias) -> Option<View> {
         let Some(part) = &alias.part else {
             return Some(View {

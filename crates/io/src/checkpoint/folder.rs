@@ -80,7 +80,7 @@ impl Folder {
         }
     }
 
-    /// Return shard `name` as it is now: opened if it is to be open, else opened when it is read.
+    /// Return shard `name` as it is now. It is opened now if `is_open`, and otherwise when it is read.
     fn shard(&self, name: &str, is_open: bool) -> Result<Arc<LocalFile>, Error> {
         let place = self.place(name);
         if !is_open {
@@ -127,8 +127,8 @@ impl Beside {
         let names = index.shards();
         let is_open = names.len() <= most_open();
         let found: Vec<_> = names.iter().map(|shard| folder.shard(shard, is_open)).collect();
-        // A save replaces the index before and after it replaces the shards. So if the index is still the same, its shards were
-        // found as they belong to it. The open file keeps its number from being reused.
+        // A save replaces the index before and after it replaces the shards. So if the index is still the same file, the shards
+        // that were found belong to it. The open file prevents reuse of its inode number.
         let listed = listed
             .map(|file| Listed::proven(name, &file, &folder))
             .transpose()?;

@@ -24,8 +24,9 @@ impl Checkpoint {
     /// an index, except that a name that ends in `.json` is always the name of an index.
     ///
     /// # Errors
-    /// As [`Archive::open`]; [`Failure::Index`] with the rule that the index breaks; [`Failure::Checkpoint`] if index, shards
-    /// and directory do not go together.
+    /// As [`Archive::open`]; [`Failure::Index`] with the rule that the index breaks; [`Failure::Checkpoint`] if the index, the
+    /// shards and the directory do
+    /// not match.
     pub fn open(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Error> {
         match open_once(path, options) {
             Err(fault) if may_pass(&fault, path) => open_again(path, options, fault),
@@ -74,7 +75,7 @@ fn open_once(path: &Path, options: &CheckpointOptions) -> Result<Checkpoint, Err
         Found::Index(folder, name) => {
             let shards = Beside::index(folder, &name, &options.open, options.headers.clone())?;
             let checkpoint = Checkpoint::of_shards(shards);
-            // Callers ask for the backend of every checkpoint, and a failure is tried again only here.
+            // Callers need the backend of every checkpoint, and only here is a failure retried.
             checkpoint.backend()?;
             Ok(checkpoint)
         }

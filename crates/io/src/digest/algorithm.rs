@@ -28,7 +28,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All there are.
+    /// All algorithms.
     pub const ALL: [Algorithm; 4] = [
         Algorithm::Blake3,
         Algorithm::Sha256,
@@ -152,7 +152,7 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// Two digests that should be one.
+/// Two digests that should be equal.
 ///
 /// ```
 /// use ingot_io::{Algorithm, Unequal};
@@ -166,7 +166,7 @@ impl fmt::Debug for Digest {
 pub struct Unequal {
     /// The hash function.
     pub algorithm: Algorithm,
-    /// The digest that was promised.
+    /// The expected digest.
     pub expected: Digest,
     /// The digest of the bytes in the file.
     pub found: Digest,
@@ -182,7 +182,7 @@ impl fmt::Display for Unequal {
     }
 }
 
-/// A hash that is being computed, of bytes that come in order.
+/// The state of a hash function that gets its bytes in order.
 pub(crate) enum Hasher {
     Blake3(Box<blake3::Hasher>),
     Sha256(sha2::Sha256),

@@ -14,7 +14,7 @@ use crate::sync::Turns;
 /// them in order: a thread with a later piece of a run waits until the earlier ones are hashed, so the threads must begin
 /// them in order.
 pub(crate) struct Digests {
-    /// In the order of the file; none overlaps another.
+    /// The runs in the order of the file. They do not overlap.
     runs: Vec<RunHash>,
     algorithm: Algorithm,
 }
@@ -32,14 +32,14 @@ enum Hashing {
 
 /// The hash of a run whose bytes come in order.
 struct OrderedHash {
-    /// Bytes that are still to come.
+    /// The number of bytes that have not arrived yet.
     left: u64,
     hasher: Option<Hasher>,
     digest: Option<Digest>,
 }
 
 impl Digests {
-    /// For runs of bytes of a file, in the order of the file.
+    /// Create the digests for runs of bytes of a file, which are in the order of the file.
     pub(crate) fn new(algorithm: Algorithm, runs: impl IntoIterator<Item = Range<u64>>) -> Digests {
         let runs = runs
             .into_iter()
@@ -74,7 +74,7 @@ impl Digests {
         self.algorithm != Algorithm::Blake3 && !self.runs.is_empty()
     }
 
-    /// Where the bytes are that they are taken of, in the order of the file.
+    /// Return the ranges of the file that the digests cover, in the order of the file.
     pub(crate) fn runs(&self) -> impl Iterator<Item = Range<u64>> {
         self.runs.iter().map(|run| run.range.clone())
     }
@@ -96,7 +96,7 @@ impl Digests {
         }
     }
 
-    /// The digests, in the order of the runs; `None` for one that did not get all of its bytes.
+    /// Return the digests in the order of the runs. `None` for a run whose bytes have not all arrived.
     pub(crate) fn finish(self) -> Vec<Option<Digest>> {
         self.runs.into_iter().map(RunHash::finish).collect()
     }
@@ -165,7 +165,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(32))]
-        /// The obvious way hashes each run by itself.
+        /// The simple version hashes each run by itself.
         #[test]
         fn digests_do_not_depend_on_how_the_bytes_come(
             sizes in prop::collection::vec(prop_oneof![3 => 0..3000_u64, 1 => (1_u64 << 20) - 1..(3 << 20)], 1..6),

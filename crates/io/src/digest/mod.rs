@@ -1,7 +1,7 @@
-//! What a digest is, and taking it: of bytes in any order, by any number of threads.
+//! Digests, and their computation from bytes in any order by any number of threads.
 //!
-//! A digest is a destination of bytes like any other ([`Digests`]). Bytes that are read to be hashed, compared or loaded,
-//! and bytes that are written, all pass through the same one. Nothing here reads or writes.
+//! A digest is a destination of bytes like any other ([`Digests`]). All digests are computed by it: of bytes that are
+//! read to be hashed, compared or loaded, and of bytes that are written. No code in this module reads or writes files.
 
 mod algorithm;
 mod digests;

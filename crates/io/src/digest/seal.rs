@@ -1,4 +1,4 @@
-//! Files that keep digests of themselves.
+//! Files that store digests of their own tensors.
 
 use std::borrow::Cow;
 use std::io;
@@ -10,20 +10,19 @@ use ingot_format::{
 use super::algorithm::{Algorithm, Digest};
 use super::digests::Digests;
 
-/// Which digests a new file keeps of itself.
+/// The digests that a new file stores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keep {
-    /// One of each tensor, by this algorithm.
+    /// A digest of each tensor, by this algorithm.
     pub tensors: Option<Algorithm>,
-    /// One of the data section, as ModelSpec wants it.
+    /// A digest of the data section, as ModelSpec defines it.
     pub model_spec: bool,
 }
 
-/// The bytes of a new file before its tensors. A file that keeps digests of itself is laid out with room for them; they are
-/// computed while its tensors are written, and put into the header before the file gets its name.
-///
-/// The digests are of the bytes that the system gets, in memory that no other thread can write to: a tensor that changes while
-/// it is saved matches its digest all the same.
+/// The bytes of a new file before its tensors. The header has placeholders for digests of the file. They are
+/// computed while the tensors are written, and replace the placeholders before the file gets its name.
+/// A digest is computed from the bytes that are written, in memory that no other thread can change. So a tensor that changes
+/// during the save still matches its digest.
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, LayoutOptions, Spec};
@@ -43,7 +42,7 @@ pub struct Keep {
 pub struct NewHeader {
     keep: Keep,
     options: LayoutOptions,
-    /// With zeros for digests.
+    /// The bytes before the data, with zeros in place of digests.
     layout: Layout,
 }
 
@@ -52,7 +51,7 @@ impl NewHeader {
     /// `metadata` are removed: they were made for another file.
     ///
     /// # Errors
-    /// What [`layout_with()`] refuses.
+    /// As [`layout_with()`].
     pub fn new(
         specs: &[Spec<'_>],
         metadata: Option<&[(&str, &str)]>,
@@ -107,7 +106,7 @@ impl NewHeader {
 }
 
 impl From<Layout> for NewHeader {
-    /// The header of a file that keeps no digests.
+    /// Return the header of a file without digests.
     fn from(layout: Layout) -> NewHeader {
         NewHeader {
             keep: Keep::default(),
@@ -134,7 +133,7 @@ impl Sealing<'_> {
         self.all().for_each(|digests| digests.feed(position, bytes));
     }
 
-    /// Return whether bytes have to be fed in order, so that a thread may wait for another.
+    /// Return whether bytes must be fed in order, so that a thread may wait for another one.
     pub(crate) fn in_order(&self) -> bool {
         self.all().any(Digests::in_order)
     }
@@ -147,7 +146,7 @@ impl Sealing<'_> {
     /// Return the file with the digests of all bytes that were fed. Its head is as long as the one with zeros.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] where not everything was fed.
+    /// [`io::ErrorKind::UnexpectedEof`] if some bytes were not fed.
     pub(crate) fn layout(self) -> io::Result<Layout> {
         let header = &self.sealed.layout.header;
         let taken = |digests: Digests| {
@@ -175,14 +174,14 @@ impl Sealing<'_> {
     }
 }
 
-/// Digests of tensors, one for each of some specs, and of the data section.
+/// Digests of the tensors of some specs, and of the data section.
 struct FileDigests {
     tensors: Option<(Algorithm, Vec<Digest>)>,
     data: Option<Digest>,
 }
 
-/// Lays out the file with these digests, in place of any that `metadata` has. However they are, the head has the same
-/// length.
+/// Lays out the file with these digests, which replace all digests in `metadata`. The length of the head does not depend on
+/// their values.
 fn laid_out(
     specs: &[Spec<'_>],
     metadata: &[(&str, &str)],
@@ -205,7 +204,7 @@ fn laid_out(
         (MODEL_SPEC_KEY, data.as_deref()),
     ];
     let ours = || ours.into_iter().filter_map(|(key, value)| Some((key, value?)));
-    // A record of tensors speaks of other bytes, whether or not there is a new one.
+    // An old record of digests is for other bytes, and is removed even if the new file has no digests.
     let is_stale = |key: &str| key == CHECKSUMS_KEY || ours().any(|(ours, _)| key == ours);
     let pairs: Vec<(&str, &str)> = metadata
         .iter()

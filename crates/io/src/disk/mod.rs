@@ -33,7 +33,7 @@ pub(crate) use system::file::{
     write_all_at, write_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};
-/// What a download asks of what an earlier one left.
+/// The checks of a download on the partial file of an earlier one.
 #[cfg(feature = "remote")]
 pub(crate) use system::partial::{confine, is_ours, open_or_make};
 pub(crate) use system::resolve::resolve;

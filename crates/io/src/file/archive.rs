@@ -21,12 +21,10 @@ pub(crate) const BUFFER: &str = "<buffer>";
 ///
 /// ```
 /// # let path = std::env::temp_dir().join(format!("ingot-archive-{}.safetensors", std::process::id()));
-/// # std::fs::write(&path, b"\x39\0\0\0\0\0\0\0{\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678").unwrap();
-/// use ingot_io::{Archive, OpenOptions};
-/// let archive = Archive::open(&path, &OpenOptions::default())?;
-/// let bias = archive.header().get("bias").unwrap();
-/// assert_eq!(bias.shape, [2]);
-/// assert_eq!(archive.read("bias")?.to_vec(), b"12345678");
+/// # std::fs::write(&path,
+/// b"\x39\0\0\0\0\0\0\0{\"bias\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}12345678").unwrap(); use
+/// ingot_io::{Archive, OpenOptions}; let archive = Archive::open(&path, &OpenOptions::default())?; let bias =
+/// archive.header().get("bias").unwrap(); assert_eq!(bias.shape, [2]); assert_eq!(archive.read("bias")?.to_vec(), b"12345678");
 /// # std::fs::remove_file(&path).unwrap();
 /// # Ok::<(), ingot_io::Error>(())
 /// ```
@@ -61,8 +59,8 @@ impl Archive {
         Archive::of(source, None, options, None)
     }
 
-    /// As [`Archive::open`], for anything that bytes are read from. Errors name `path`. The header is not read if another process
-    /// read it from this version of the file.
+    /// Open the file of any source of bytes, as [`Archive::open`] does. Errors name `path`. The header is not read if another
+    /// process read it from this version of the file.
     ///
     /// # Errors
     /// As [`Archive::open`].
@@ -284,12 +282,12 @@ pub(crate) fn check_unchanged(source: &dyn ReadAt, path: Option<&Path>) -> Resul
     Err(failure.about(path, None))
 }
 
-/// What the bytes of an [`Archive`] are read from.
+/// The source of the bytes of an [`Archive`].
 #[derive(Debug)]
 pub enum Origin {
     /// A file of this machine.
     Local(Arc<LocalFile>),
-    /// Anything else.
+    /// Any other source.
     Other(Box<dyn ReadAt>),
 }
 

@@ -1,8 +1,8 @@
-//! Reading past the page cache.
+//! Direct reads, which bypass the page cache.
 //!
-//! A read of bytes that are not in the cache copies them there first, page by page, on the core that reads. Direct reads into
-//! huge pages take 1.2 s for 2 GiB, on a disk from which threads read through the cache in 2 to 4 s, and one sequential
-//! reader in 1.6 s (2026-11; two busy cores).
+//! A read of bytes that are not in the cache copies them there first, page by page, on the core that reads. Direct reads of 2 GiB
+//! into huge pages take 1.2 s, on a disk from which threads read through the cache in 2 to 4 s, and one sequential reader in 1.6
+//! s (2026-11; two busy cores).
 
 use std::fs::File;
 use std::io;
@@ -150,7 +150,8 @@ mod tests {
             return;
         };
         let direct = DirectReader::default();
-        // No disk has blocks of one byte. A file system that accepts them copies the bytes, which is correct too.
+        // No disk has blocks of one byte. A file system that accepts such reads copies the bytes through the cache, which is also
+        // correct.
         let found = placed(1, 100, |dest| direct.read(&opened, 1, dest));
         assert!(found.is_none());
         let mut dest = vec![0; 2 << 20];

@@ -294,7 +294,7 @@ impl ReadAt for LocalFile {
 
     fn check_size(&self) -> io::Result<()> {
         self.with(|file| match self.remote() {
-            // The size of such a file system is made up by a server or another process.
+            // A server or another process reports the size of such a file system, so that it proves nothing.
             Some(_) => Ok(()),
             None => disk::check_extent(file, self.facts.nbytes),
         })
@@ -359,7 +359,7 @@ impl ReadAt for LocalFile {
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         let (now, waits) = match (self.if_open(|opened| disk::facts(&opened.file)), &self.descriptor) {
-            // An open descriptor is of the same file, though Windows may number it otherwise once it is deleted.
+            // An open descriptor still refers to the same file, although Windows may give it another number after its deletion.
             (Some(facts), _) => (Some(facts?), true),
             (None, Descriptor::Reopened(reopened)) => (reopened.place.facts_now()?, self.waits()),
             (None, Descriptor::Kept(_)) => (None, true),
@@ -494,7 +494,7 @@ impl Reopened {
     /// the descriptor of the first.
     fn keep(&self, opened: Opened) -> Arc<Opened> {
         let opened = Arc::new(opened);
-        // A fork may have left the lock closed for good: the file is then open for this read only.
+        // In a forked child the lock may stay locked forever. The file is then open for this read only.
         let Some(mut slot) = briefly(&self.opened) else {
             return opened;
         };
@@ -517,8 +517,7 @@ impl Drop for Reopened {
 }
 
 /// The files that were opened last. A file that leaves the list is closed when no thread reads it.
-///
-/// A fork may leave the lock closed for good. No file is kept open then.
+/// In a forked child the lock may stay locked forever. Then no file is kept open.
 #[derive(Debug)]
 struct OpenFiles {
     most: usize,

@@ -130,12 +130,12 @@ mod tests {
         let cached = |span: Range<u64>| by_cachestat(&file, &span).or_else(|| by_mincore(&file, &span));
         forget(&file, &(7..7));
         let before = cached(0..4 << 20);
-        // Not on the border of a page, either of them.
+        // Neither end is at the border of a page.
         forget(&file, &((1 << 20) + 5..(3 << 20) - 5));
         // A file system in memory keeps its pages.
         if before.is_some() && cached((1 << 20)..(3 << 20)) == Some(0) {
             assert!(before >= Some(4 << 20));
-            // Less than all of it, where pages come in groups.
+            // Fewer than all bytes are dropped, since pages may be in groups.
             assert!(cached(0..4 << 20) > Some(0));
         }
     }

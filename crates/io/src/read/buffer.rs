@@ -175,7 +175,7 @@ impl<'d> Destination<'d> {
         }
     }
 
-    /// The first `at` bytes, or all if there are fewer, and the rest.
+    /// Split off the first `at` bytes, or all if there are fewer. Return them and the rest.
     pub(super) fn split_at(self, at: usize) -> (Destination<'d>, Destination<'d>) {
         fn both<'d, T>(
             (first, rest): (T, T),

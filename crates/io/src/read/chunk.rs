@@ -27,7 +27,7 @@ pub(super) struct Chunk<'p, 'd> {
 }
 
 impl<'p, 'd> Chunk<'p, 'd> {
-    /// The same bytes with another destination of this size.
+    /// Return a chunk of the same bytes with another destination of this size.
     pub(super) fn into<'e>(self, dest: Destination<'e>) -> Chunk<'p, 'e> {
         Chunk {
             file: self.file,
@@ -44,7 +44,7 @@ impl<'p, 'd> Chunk<'p, 'd> {
         self.converted.is_none() && matches!(&self.dest, Destination::Host(dest) if dest.is_contiguous())
     }
 
-    /// The memory of its first `nbytes` bytes, and the rest.
+    /// Split off the memory of its first `nbytes` bytes. Return it and the rest.
     pub(super) fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
         let (first, rest) = self.dest.split_at(nbytes);
         let rest = (rest.len() > 0).then_some(Chunk { dest: rest, ..self });
@@ -185,7 +185,7 @@ pub(super) struct Runs<'p> {
     /// The rows after this one. Boxed, since most pieces have no more than one row, and there may be many.
     rows: Option<Box<Rows<'p>>>,
     row: Option<Row>,
-    /// Bytes of the row's first block that were passed.
+    /// The number of bytes of the row's first block that were skipped already.
     passed: u64,
 }
 

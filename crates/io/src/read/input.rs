@@ -52,7 +52,7 @@ pub(crate) trait Witness: Sync {
     fn end(&self) {}
 }
 
-/// The end of the bytes that `witness` looks at together, of at most `most` from `position` on.
+/// Return the end of the bytes that `witness` processes together: at most `most` bytes from `position` on.
 pub(super) fn step_end(witness: &dyn Witness, position: u64, most: u64) -> u64 {
     witness.cut(position, most.min(witness.step_nbytes()))
 }

@@ -176,7 +176,7 @@ impl<'a> From<Tensor<'a>> for Job<'a> {
     fn from(tensor: Tensor<'a>) -> Job<'a> {
         Job {
             tensor,
-            // That of an alias was made before, with the table of aliases.
+            // The selection of an alias was made with the table of aliases.
             selection: tensor
                 .strides()
                 .and_then(|_| tensor.selection(&[]).ok())

@@ -122,7 +122,7 @@ pub fn read_to<'a, J: Borrow<Job<'a>>>(
         buffers.push(view.map(Buffer::Host));
     }
     total = total.saturating_add(before);
-    // Before a view is handed out: touching bytes that are gone ends the process.
+    // Checked before a view is returned: touching bytes that no longer exist kills the process.
     files.check_unchanged()?;
     if missing.is_empty() {
         watch.progressed(total, total);
@@ -169,8 +169,7 @@ pub(crate) fn read_owned(
     outcome.map_err(|fault| files.explain(fault))?;
     copies.end().map_err(|fault| explain(fault.into()))?;
     if devices.iter().any(|onto| onto.at.device().is_integrated()) {
-        // The system reads ahead of a thread, and keeps groups of pages, so the page cache has more than each thread gave
-        // up.
+        // The system reads ahead and keeps groups of pages, so that the page cache has more pages than each thread has dropped.
         for (file, span) in plan.stretches() {
             sources[file].forget(span);
         }
@@ -278,8 +277,7 @@ pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn W
     ids.sort_unstable();
     ids.dedup();
     let (runs, sources) = (runs(&files, &ids), files.sources());
-    // As if the bytes were cached: filling the cache takes the time, and more threads than cores only get in each other's
-    // way.
+    // Threads as for cached bytes: filling the cache takes most of the time, and more threads than cores only slow it down.
     let spans: Vec<_> = sources.iter().map(|&source| (source, 0..0)).collect();
     let reading = Reading::of(nbytes(&runs), &spans, options);
     show(&sources, &[], &runs, reading, watch).map_err(|fault| files.explain(fault))?;
@@ -358,7 +356,7 @@ impl Tensor<'_> {
         let Some(region) = view.filter(|view| view.aligned_to(alignment(entry.dtype))) else {
             return Ok(None);
         };
-        // Before the view is handed out: touching bytes that are gone ends the process.
+        // Checked before the view is returned: touching bytes that no longer exist kills the process.
         self.archive().check_unchanged()?;
         Ok(Some(Part {
             buffer: Buffer::Host(region),

@@ -25,7 +25,7 @@ pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn ReadAt], options: &ReadOp
     let chunk_nbytes = if reading.waits {
         reading.chunk_nbytes
     } else {
-        // Several for each thread, so that all end together.
+        // Several chunks for each thread, so that all threads end at about the same time.
         each(plan.nbytes(), 4 * reading.threads, HUGE_PAGE_NBYTES)
     };
     Reading {

@@ -23,9 +23,9 @@ pub(super) fn reserve(file: &File, nbytes: u64, size: Size, watch: &dyn Watch) -
         return file.set_len(nbytes).step(step::RESERVE);
     }
     each_step(nbytes, watch, |position, count| {
-        // Without this check, a step that fails would have taken all free space, and no other process could write
-        // meanwhile. The first step shows whether the file system can reserve at all: one that compresses cannot predict
-        // its space.
+        // Without this check, a failing step would first use all free space, and no other process could write meanwhile. The
+        // first
+        // step shows whether the file system can reserve space: a compressing one cannot predict the space of a file.
         if position > 0 {
             disk::check_room(file, nbytes)?;
         }
@@ -40,8 +40,8 @@ fn each_step(
     watch: &dyn Watch,
     mut reserve: impl FnMut(u64, u64) -> io::Result<bool>,
 ) -> Result<(), Error> {
-    /// Signals that may interrupt the calls. A file system can undo one each time, so that a fast timer would keep it from
-    /// ever ending.
+    /// The number of interruptions by signals that are retried. A file system may undo an interrupted call, so that with a fast
+    /// timer no call would ever finish.
     const SIGNALS: u32 = 16;
 
     let mut position = 0;
@@ -64,8 +64,8 @@ fn each_step(
                 released = given_back();
             }
             Err(fault) => return Err(fault).step(step::RESERVE),
-            // The file system cannot reserve. Writing will find out whether there is room, and does not retry, so space
-            // that is being freed has to be free by then.
+            // The file system cannot reserve space. Writes fail on a full disk without a retry, so that pending frees must be
+            // finished first.
             Ok(false) => {
                 settle(watch);
                 return Ok(());
@@ -82,14 +82,15 @@ fn is_full(fault: &io::Error) -> bool {
     )
 }
 
-/// From this size on, a thread is worth it: starting one takes about 0.1 ms, freeing this much 3 ms.
+/// The smallest file that a thread frees: freeing it takes 3 ms, and starting a thread about 0.1 ms.
 const LONG: u64 = 16 << 20;
 /// The number of files to free, and the number of freed ones.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
 static DONE: AtomicUsize = AtomicUsize::new(0);
 
-/// Open the large file that `new` is about to replace, so that the rename does not wait until its blocks are free. `None` for
-/// a small file and on a network file system: there the server frees them, and NFS would have to rename the file first.
+/// Open the large file that `new` is about to replace, so that the rename does not wait until its blocks are free. `None` for a
+/// small file, and on a network file system: there the server frees the blocks, and NFS would rename the open file instead of
+/// deleting it.
 pub(super) fn keep(entry: &DirectoryEntry, new: &File) -> Option<File> {
     let is_long = entry.existing.is_some_and(|facts| facts.nbytes >= LONG);
     (is_long && remote_file_system(new).is_none())
@@ -97,7 +98,7 @@ pub(super) fn keep(entry: &DirectoryEntry, new: &File) -> Option<File> {
         .flatten()
 }
 
-/// Close `file`: on a thread of its own where it is large and has no name any more, if there can be one.
+/// Close `file`. A thread does so if the file is large and has no name any more, and if a thread can be started.
 pub(crate) fn release(file: impl Borrow<File> + Send + 'static) {
     if !disk::facts(file.borrow()).is_ok_and(|facts| facts.nbytes >= LONG && facts.names == 0) {
         return;
@@ -116,15 +117,15 @@ fn given_back() -> usize {
     DONE.load(Ordering::Acquire)
 }
 
-/// Wait until all pending files are freed, and return whether there were more than `before`: there may be room now.
+/// Wait until all pending files are freed, and return whether more than `before` were freed: then there may be space now.
 fn more_was_given_back_than(before: usize, watch: &dyn Watch) -> bool {
     settle(watch);
     given_back() > before
 }
 
-/// Wait until all are given back that were to be.
+/// Wait until all pending files are freed.
 fn settle(watch: &dyn Watch) {
-    /// For how long a full disk may still get free space. A fork may have counted threads that it does not have.
+    /// The longest wait for pending frees. The count of a forked child may include threads that it does not have.
     const PATIENCE: Duration = Duration::from_secs(5);
     /// How long to sleep before the next check.
     const PAUSE: Duration = Duration::from_millis(5);
@@ -174,7 +175,7 @@ mod tests {
         let stop = reserve(&file, nbytes, Size::Set, &Unwatched);
         let taken = file.metadata().unwrap().blocks() * 512;
         assert!(taken <= disk::RESERVED_AT_ONCE + (1 << 20));
-        // Whether the file system can reserve is known from the first step.
+        // The first step shows whether the file system can reserve space.
         assert!(
             taken >= disk::RESERVED_AT_ONCE || space.f_bavail * space.f_frsize < 2 * disk::RESERVED_AT_ONCE
         );
@@ -251,7 +252,7 @@ mod tests {
                 "{kind}"
             );
         }
-        // Only as long as space is being freed, also by others.
+        // The wait lasts only while space is being freed, also by other threads.
         let (outcome, _) = taken(&vec![Err(io::ErrorKind::StorageFull); 1000]);
         let fault = outcome.unwrap_err();
         assert!(is_of_reserving(&fault), "{fault}");

@@ -52,9 +52,8 @@ impl Checkpoint {
     /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their
     /// own with every backend, since a mapped file can change after the check; the digests are computed on the way into
     /// memory.
-    ///
-    /// A digest of more than these tensors is compared only when they are all that its file has: without its own, a
-    /// tensor is then one without a digest.
+    /// ModelSpec's digest covers all tensors of a file. It is compared only if all of them are read. Otherwise a tensor
+    /// without a digest of its own counts as a tensor without a digest.
     ///
     /// # Errors
     /// [`Failure::Digest`] for the first tensor, or the file, that differs; [`Failure::NoDigest`] for the first tensor
@@ -73,7 +72,7 @@ impl Checkpoint {
             return read_to(&again(jobs, &copy)?, options, &Asked(watch));
         }
         let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
-        // Each tensor once, as the digests need it.
+        // Each tensor occurs once, as the digests require.
         let wanted: BTreeMap<TensorId, &Job<'_>> = ids.iter().copied().zip(jobs).collect();
         let numbered: Vec<_> = wanted.iter().map(|(id, job)| (id.file, *job)).collect();
         let buffers = self.compared(&files, &ids, proof, watch, |witnesses| {
@@ -325,7 +324,7 @@ impl Archive {
     }
 }
 
-/// Each of them once, in order.
+/// Each tensor once, in order.
 fn sorted(ids: &[TensorId]) -> Vec<TensorId> {
     let mut ids = ids.to_vec();
     ids.sort_unstable();

@@ -22,7 +22,7 @@ pub(crate) fn read_in_order(
     show(&[source], &[&queue], &runs, reading, watch).map_err(|fault| fault.failure)
 }
 
-/// Takes the bytes of a piece.
+/// Calls `take` with the bytes of a piece at its turn.
 type Take<'t> = &'t mut (dyn FnMut(&[u8]) + Send);
 
 /// Pieces that wait for those before them.

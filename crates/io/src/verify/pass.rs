@@ -18,9 +18,9 @@ const PIECE_NBYTES: usize = 1 << 20;
 /// The most memory for pieces that wait for a network or for earlier pieces, all together.
 const WAITING_NBYTES: usize = 128 << 20;
 
-/// Bytes that are read before they are hashed where their order does not matter: few enough to be in a core's own cache
-/// still (2026-11, 1 GiB of the page cache by BLAKE3, two cores with 1 MiB each: 143 ms by 128 KiB, 139 ms by 512 KiB, 137
-/// ms by 1 MiB).
+/// The number of bytes that are read at once if they may be hashed in any order: small enough to be still in a core's own
+/// cache when they are hashed (2026-11, 1 GiB of the page cache by BLAKE3, two cores with 1 MiB each: 143 ms by 128 KiB, 139 ms
+/// by 512 KiB, 137 ms by 1 MiB).
 const STEP_NBYTES: u64 = 4 * SUBTREE_NBYTES;
 
 /// Feeds the bytes of a source to digests.
@@ -80,7 +80,7 @@ pub(super) fn feed_all(source: &dyn ReadAt, digests: &Digests, watch: &dyn Watch
     feed(&files, &wanted(&files), watch).map_err(|fault| fault.failure)
 }
 
-/// How these runs are read where pieces wait for those before them.
+/// Choose threads and chunks for runs whose pieces must be hashed in order.
 pub(super) fn reading(sources: &[&dyn ReadAt], runs: &[FileRun]) -> Reading {
     let reading = looking(sources, runs, &ReadOptions::default());
     let most = if reading.waits {
@@ -134,7 +134,7 @@ mod tests {
         }
     }
 
-    /// Tried: without the call of `end` where a task fails, this runs into its minute.
+    /// Fails after a minute if `end` is not called for a failed task.
     #[test]
     fn a_read_that_fails_ends_those_that_wait_for_its_bytes() {
         for (waits, algorithm) in [false, true]

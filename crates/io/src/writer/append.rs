@@ -12,7 +12,7 @@ use crate::payload::Payload;
 use crate::save::Temp;
 use crate::watch::Watch;
 
-/// A file to which tensors are appended. Its header has space in front, which is filled when it is committed.
+/// A file to which tensors are appended. It begins with reserved space for the header, which the commit writes.
 ///
 /// ```
 /// use ingot_io::{Appender, Archive, Dtype, OpenOptions, Payload, SaveOptions, Unwatched};
@@ -38,7 +38,7 @@ pub struct Appender {
     header_nbytes: u64,
     tensors: Vec<(String, Dtype, Vec<u64>)>,
     names: HashSet<String>,
-    /// Bytes of data that were appended.
+    /// The number of appended bytes of data.
     end: u64,
 }
 
@@ -209,7 +209,7 @@ impl Appender {
     }
 }
 
-/// The most that the entry takes.
+/// Return the largest possible size of the entry.
 fn entry_nbytes(spec: &Spec<'_>) -> u64 {
     // A control character takes six bytes.
     AROUND_ENTRY + 6 * to_u64(spec.name.len()) + 21 * to_u64(spec.shape.len())

@@ -27,7 +27,7 @@ pub(super) fn has_number(fault: &io::Error, number: WIN32_ERROR) -> bool {
     fault.raw_os_error().and_then(|found| u32::try_from(found).ok()) == Some(number)
 }
 
-/// Something has the name.
+/// Return whether the name exists.
 pub(crate) fn exists() -> io::Error {
     numbered(ERROR_ALREADY_EXISTS)
 }
@@ -55,7 +55,7 @@ pub(crate) fn out_of_descriptors() -> io::Error {
     numbered(ERROR_TOO_MANY_OPEN_FILES)
 }
 
-/// Return whether the file system cannot rename a file over another: no such file system is known here.
+/// Return whether the file system cannot rename a file over another one. On Windows no such file system is known.
 pub(crate) fn is_replaced_by_copy(_: &io::Error) -> bool {
     false
 }

@@ -21,15 +21,15 @@ use super::calls::{self, information, is_deleted, set_sparse};
 use super::fault::{has_number, is_a_directory, is_shared_by_nobody, patiently};
 use crate::disk::{Facts, Kind, Lock, Size};
 
-/// The position of locks: behind the end of any file, since Windows keeps others from reading locked bytes.
+/// The position of locks: after the end of any file, since other processes cannot read locked bytes on Windows.
 const LOCKED: u64 = 1 << 62;
 /// The byte that a process locks while it appends to a journal.
 const APPENDING: u64 = LOCKED + 1;
 
-/// Bytes that are reserved in one call: all, which takes no time.
+/// Bytes that are reserved in one call: no limit, since reserving takes no time.
 pub(crate) const RESERVED_AT_ONCE: u64 = u64::MAX;
 
-/// What is no file on a disk.
+/// The error for a path that is not a file on a disk.
 const NO_FILE: Facts = Facts {
     kind: Kind::Other,
     identity: (0, 0),
@@ -54,7 +54,7 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     let pair = |high: u32, low: u32| u64::from(high) << 32 | u64::from(low);
     let attributes = found.dwFileAttributes;
     let kind = match attributes {
-        // Not what another program has to fetch first, such as OneDrive, which is marked so too.
+        // Not a placeholder whose contents another program must download first, such as OneDrive: it has this mark too.
         _ if attributes & FILE_ATTRIBUTE_REPARSE_POINT != 0 && file.metadata()?.is_symlink() => Kind::Link,
         _ if attributes & FILE_ATTRIBUTE_DIRECTORY != 0 => Kind::Directory,
         _ => Kind::File,
@@ -95,12 +95,12 @@ pub(crate) fn facts_of_name(path: &Path) -> io::Result<Facts> {
 pub(super) fn looked_at(path: &Path, flags: u32) -> io::Result<File> {
     File::options()
         .access_mode(FILE_READ_ATTRIBUTES)
-        // Else no directory opens.
+        // Without this flag, opening a directory fails.
         .custom_flags(FILE_FLAG_BACKUP_SEMANTICS | flags)
         .open(path)
 }
 
-/// File systems have no numbers here.
+/// Windows has no numbers for types of file systems.
 pub(crate) fn file_system(_: &File) -> Option<u32> {
     None
 }
@@ -118,7 +118,7 @@ pub(crate) fn write_at(file: &File, bytes: &[u8], position: u64) -> io::Result<u
     file.seek_write(bytes, position)
 }
 
-/// Files are always written through the page cache here.
+/// On Windows, files are always written through the page cache.
 pub(crate) fn open_direct(_: &File, _: bool) -> Option<File> {
     None
 }
@@ -196,7 +196,7 @@ fn is_locked(fault: &io::Error) -> bool {
 
 /// Make an exclusive lock of this file a shared one.
 pub(crate) fn share_lock(file: &File) -> io::Result<()> {
-    // Whoever has the exclusive one may have both. Of two, the exclusive one is undone first.
+    // The holder of an exclusive lock may also take a shared one. Unlocking releases the exclusive lock first.
     if try_lock(file, Lock::Shared)? {
         unlock(file)?;
     }
@@ -218,7 +218,7 @@ pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io:
     let Ok(room) = i64::try_from(end) else {
         return Ok(false);
     };
-    // Less room than it has would cut it.
+    // A smaller allocation than the file's size would truncate the file.
     let is_there = size == Size::Kept
         && information(file)
             .is_ok_and(|found| end <= u64::from(found.nFileSizeHigh) << 32 | u64::from(found.nFileSizeLow));
@@ -235,8 +235,9 @@ pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io:
         Size::Kept => {}
         Size::Set | Size::Sparse => file.set_len(end)?,
         Size::Scattered => {
-            // There is room, and it is freed again: if a byte is written far behind the last one, the system fills the gap
-            // with zeros first, except in sparse files.
+            // Only checks that there is space, and frees it again: the system fills the gap before a byte that is written far
+            // after
+            // the end with zeros, except in sparse files.
             calls::allocate(file, 0)?;
             let _ = set_sparse(file);
             file.set_len(end)?;
@@ -245,7 +246,7 @@ pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io:
     Ok(true)
 }
 
-/// That is found when it is reserved, all at once.
+/// Not needed: the reservation checks the space at once.
 #[allow(clippy::unnecessary_wraps, reason = "elsewhere it is asked")]
 pub(crate) fn check_room(_: &File, _: u64) -> io::Result<()> {
     Ok(())
@@ -288,7 +289,7 @@ mod tests {
             assert!(reserved || count > 3, "they are there");
             assert_eq!(found(), b"abc", "{count} bytes reserved");
         }
-        // wine 8 reserves nothing, and reports that.
+        // wine 8 does not reserve space, and reports that.
         for (end, size) in [(4, Size::Set), (5, Size::Sparse), (6, Size::Scattered)] {
             let before = to_u64(found().len());
             let reserved = reserve(file.as_file(), 0, end, size).unwrap();

@@ -1,4 +1,4 @@
-//! The half for Windows. Paths are given to it with the prefix that takes their length and their characters as they are.
+//! The implementation for Windows. Its paths have the prefix `\\?\`, with which Windows accepts any length and characters.
 
 pub(super) mod attributes;
 pub(super) mod beneath;

@@ -1,4 +1,4 @@
-//! Names of files. They are text, except for unpaired surrogates, which any program may put there.
+//! Names of files. They are text, except that programs may use unpaired surrogates in them.
 
 use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
@@ -6,21 +6,21 @@ use std::path::{Component, Path, PathBuf, Prefix};
 
 /// Names of devices, in any directory and with any extension.
 const DEVICES: [&str; 6] = ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"];
-/// The same with one of the digits after it.
+/// Names of devices that end in one of `DIGITS`.
 const NUMBERED_DEVICES: [&str; 2] = ["COM", "LPT"];
 const DIGITS: &str = "123456789¹²³";
 
-/// A name as bytes that [`name_of`] takes; `None` for one that is no text.
+/// Return a name as bytes for [`name_of`], or `None` if the name is not text.
 pub(crate) fn name_bytes(name: &OsStr) -> Option<&[u8]> {
     name.to_str().map(str::as_bytes)
 }
 
-/// The name that [`name_bytes`] gave these bytes of.
+/// Return the name for bytes that [`name_bytes`] returned.
 pub(crate) fn name_of(bytes: &[u8]) -> Option<OsString> {
     std::str::from_utf8(bytes).ok().map(OsString::from)
 }
 
-/// Cut a name to at most `most` bytes of text, for names that are made of it.
+/// Shorten a name to at most `most` bytes of text, as a part of other names.
 pub(crate) fn cut(name: &OsStr, most: usize) -> Cow<'_, OsStr> {
     let text = name.to_string_lossy();
     let end = (0..=most.min(text.len()))
@@ -47,7 +47,7 @@ pub(super) fn device(name: &OsStr) -> Option<&'static str> {
         .or_else(|| NUMBERED_DEVICES.into_iter().find(|device| is_numbered(device)))
 }
 
-/// The path from the root, with the prefix after which it may have 32,767 characters, and any of them.
+/// Return the absolute path with the prefix `\\?\`, with which it may have 32,767 arbitrary characters.
 pub(super) fn verbatim(path: &Path) -> PathBuf {
     let mut components = path.components();
     let Some(Component::Prefix(prefix)) = components.next() else {

@@ -1,4 +1,4 @@
-//! A file that stays when filling it is interrupted, under a name that others can derive.
+//! A partial file, which stays after an interruption, with a name that later calls can compute.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -11,7 +11,7 @@ use super::attributes::Attributes;
 use super::directory::Directory;
 use crate::disk::{Birth, Facts, Kind};
 
-/// Open the file `name` both ways, made where nothing has the name.
+/// Open the file `name` for reading and writing. Create it if it does not exist.
 pub(crate) fn open_or_make(directory: &Directory, name: &OsStr, birth: Birth) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);

@@ -1,4 +1,4 @@
-//! Every plan against the naive one: each element read, converted and put into its place by itself.
+//! Plans compared with a naive read, which reads, converts and stores each element by itself.
 use std::io::{self, Cursor, IoSliceMut, Read};
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use ingot_format::{Dtype, Format, Index, Spec, StopFlag, layout, locked, nbytes,
 use proptest::prelude::*;
 use proptest::sample::Index as Pick;
 
-/// Where the files are read from.
+/// The kinds of sources.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Mapped,
@@ -167,7 +167,7 @@ fn file(seed: u64, matrices: &[Matrix]) -> (Vec<u8>, Vec<Vec<u8>>) {
     (bytes, data)
 }
 
-/// What is wanted of one of the matrices.
+/// A request for a part of one of the matrices.
 #[derive(Clone, Debug)]
 struct Wanted {
     file: Pick,
@@ -175,8 +175,8 @@ struct Wanted {
     rows: Along,
     columns: Along,
     dtype: Option<Dtype>,
-    /// Whether it is read into existing memory, and the number of elements between two of its elements there; the last
-    /// dimension first if it is transposed.
+    /// The existing memory to read into, if any: the number of elements between two of its elements, and whether it is
+    /// transposed.
     stretch: usize,
     is_turned: bool,
 }
@@ -254,7 +254,7 @@ fn wanted() -> impl Strategy<Value = Vec<Wanted>> {
     prop::collection::vec(one, 0..40)
 }
 
-/// Element by element.
+/// Read a request element by element.
 fn naive(bytes: &[u8], matrix: &Matrix, wanted: &Wanted, dtype: Dtype) -> Vec<u8> {
     let size = |dtype: Dtype| to_usize(dtype.bits() / 8).unwrap();
     let (rows, columns) = (
@@ -306,7 +306,7 @@ proptest! {
             prop_assert!(region.to_vec() == *expected);
         }
 
-        // The same into memory that is there, in all kinds of order.
+        // The same into existing memory, with all orders of dimensions.
         let dims: Vec<(usize, [usize; 2])> = parts.iter().map(|part| {
             let places = |size: u64| to_usize(size).unwrap();
             (places(part.dtype().bits() / 8), [places(part.shape()[0]), places(part.shape()[1])])
@@ -338,7 +338,8 @@ proptest! {
     }
 }
 
-/// Notes the bytes that it sees, and where pieces were cut. It wants this many bytes at once, cut at multiples of `unit`.
+/// A witness that records its bytes and the ends of pieces. It processes this many bytes at once, split at multiples of
+/// `unit`.
 struct Notes {
     seen: Mutex<Vec<(u64, Vec<u8>)>>,
     step_nbytes: u64,

@@ -4,7 +4,7 @@ use super::*;
 use ingot_format::Index;
 use proptest::prelude::*;
 
-/// A table with a line for each piece.
+/// Return a table with a line for each piece.
 impl fmt::Display for Plan<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -38,7 +38,7 @@ impl fmt::Display for Plan<'_> {
     }
 }
 
-/// What is wanted of a file in which tensors of these sizes follow one another from byte `start` on.
+/// Return pieces for the tensors of a file: they have these sizes and are adjacent from byte `start` on.
 fn pieces(file: usize, start: u64, sizes: &[u64]) -> Vec<Piece<'static>> {
     let ends = sizes.iter().scan(start, |end, size| {
         *end += size;
@@ -49,7 +49,7 @@ fn pieces(file: usize, start: u64, sizes: &[u64]) -> Vec<Piece<'static>> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
-    /// The obvious plan reads each piece by itself; the merged one must bring the same bytes to its places.
+    /// The simple plan reads each piece by itself. The merged plan must write the same bytes to the same places.
     #[test]
     fn a_merged_plan_delivers_what_one_read_per_tensor_does(
         sizes in proptest::collection::vec(
@@ -131,7 +131,7 @@ fn a_plan_prints_as_a_table() {
     assert_eq!(plan.to_string(), table);
 }
 
-/// A piece that is gathered from `position` on, or converted, or both, and fills this many bytes.
+/// Return a piece that is gathered from `position` on, converted, or both, and that fills this many bytes.
 fn piece(position: u64, nbytes: usize) -> Piece<'static> {
     let run = Piece::run(0, position..position + to_u64(nbytes)).unwrap();
     Piece { alignment: 4, ..run }
@@ -163,7 +163,7 @@ fn what_is_read_of_each_file_is_told_as_a_span_and_as_stretches() {
         of_file(0, piece(40, 10)),
         of_file(0, piece(20, 10)),
         of_file(0, piece(10, 10)),
-        // Inside the bytes that are read already, and past their end.
+        // Within the bytes that are read already, and after their end.
         of_file(0, piece(12, 4)),
         of_file(0, piece(45, 10)),
         gathered,
@@ -198,8 +198,8 @@ fn each_piece_has_a_block_of_its_own_where_memory_is_there() {
     assert_eq!(plan.nbytes(), 20);
 }
 
-/// What a plan of these blocks makes of these tensors, which follow one another in a file from byte 72 on: block and
-/// place of each.
+/// Return the block and the position of each tensor in a plan with this division. The tensors are adjacent in a file from
+/// byte 72 on.
 fn placed(blocks: Blocks, sizes: &[u64]) -> Vec<(usize, usize)> {
     let mut wanted = pieces(0, 72, sizes);
     Plan::fresh_in(blocks, &mut wanted);
@@ -270,7 +270,7 @@ fn only_what_goes_on_in_one_file_as_it_is_is_read_at_once() {
     assert_eq!(count(converted), 2);
     // Nothing has to be read.
     assert!(Plan::fresh(&mut [piece(64, 0)]).pieces().is_empty());
-    // Neither is aligned in the file, and both are where they are put.
+    // Neither is aligned in the file, and both are aligned in memory.
     let aligned = |position| Piece {
         alignment: 8,
         ..piece(position, 8)

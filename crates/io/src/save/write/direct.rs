@@ -1,4 +1,4 @@
-//! Writing past the page cache, for files that have to reach the disk before the save is over.
+//! Direct writes, which bypass the page cache, for files that must be on the disk when the save returns.
 
 use std::fs::File;
 use std::io;
@@ -8,9 +8,9 @@ use ingot_format::to_u64;
 
 use crate::disk::{self, file_system, write_all_at};
 
-/// Smaller files are as fast through the cache, which takes and flushes them.
+/// The smallest file for direct writes. Smaller files are as fast through the cache.
 const WORTH_IT: u64 = 32 << 20;
-/// File systems that were tested. Others refuse direct writes, or accept them and copy all the same.
+/// File systems that were tested. Others reject direct writes, or accept them and copy through the cache.
 const FILE_SYSTEMS: [u32; 3] = [
     0xEF53,      /* ext4 */
     0x5846_5342, /* XFS */

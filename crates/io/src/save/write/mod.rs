@@ -149,8 +149,8 @@ impl Writing<'_> {
         Ok(())
     }
 
-    /// Copy `from` into `file`. The old bytes are lost from here on, so the watch is not asked: a whole file late is better
-    /// than half a file.
+    /// Copy `from` into `file`. This cannot be interrupted, since the old bytes are lost: a late complete file is better than an
+    /// incomplete one.
     fn copy(&self, mut from: &File, mut file: &File) -> Result<(), Error> {
         let nbytes = self.pieces.nbytes();
         from.rewind().step(step::COPY)?;

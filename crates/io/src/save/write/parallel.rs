@@ -19,15 +19,15 @@ use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
-/// From this size on, threads write. Starting them costs about 0.1 ms, as long as writing 0.5 MB.
+/// The smallest file that several threads write. Starting them takes about 0.1 ms, as long as writing 0.5 MB.
 const PARALLEL: u64 = 32 << 20;
 /// More than 4 threads in one file wait for each other in the kernel.
 const THREADS: usize = 4;
 /// Threads that wait for their payloads: as many as read from a URL at once.
 const WAITING_THREADS: usize = 16;
-/// Pieces that are shared at once, 64 MiB. Each call takes about as long for any number of blocks, and longer the more
-/// runs of them there are (2026-11, 2 GiB on XFS: 6 ms by 4 MiB, 0.4 by 64 MiB); and when the file system copies after
-/// all, this many are copied soon.
+/// Pieces that are shared at once, 64 MiB. The time of a call depends on the number of its runs of blocks, not on their
+/// size (2026-11, 2 GiB on XFS: 6 ms in pieces of 4 MiB, 0.4 ms in pieces of 64 MiB). If the file system copies instead, a piece
+/// of this size does not take long.
 const SHARED_PIECES: usize = 16;
 
 /// The way in which bytes reach the file.
@@ -44,7 +44,7 @@ pub(super) enum Route {
 pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn Watch) -> Result<(), Error> {
     let cores = || thread::available_parallelism().map_or(1, usize::from);
     let sealing = pieces.sealed.map(NewHeader::begin);
-    // Digests that need earlier bytes would wait for the pieces that this thread fetches.
+    // Digests that need their bytes in order would wait for the pieces that this thread fetches.
     let waits = sealing.as_ref().is_some_and(Sealing::in_order) && !pieces.fetched.is_empty();
     let threads = match (pieces.nbytes() < PARALLEL || waits, route) {
         // This thread has to poll the watch in the meantime.
@@ -273,7 +273,7 @@ impl PieceWriter<'_, '_> {
     }
 }
 
-/// A few buffers that go round: empty to the fetching thread, filled to a writing one, and back.
+/// A ring of buffers: empty ones go to the fetching thread, filled ones to a writing thread, and back.
 struct Ring {
     state: Mutex<RingState>,
     changed: Condvar,
@@ -367,7 +367,7 @@ mod tests {
         (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
     }
 
-    /// Bytes that only the calling thread can fetch. It records the threads that do.
+    /// A payload that only the calling thread can fetch. It records the threads that fetch it.
     #[derive(Debug)]
     struct Far<'b> {
         bytes: &'b [u8],
@@ -458,7 +458,7 @@ mod tests {
         }
     }
 
-    /// Fails at the end of its bytes, or not.
+    /// A payload that fails at the end of its bytes if the flag is set.
     #[derive(Debug)]
     struct Few {
         nbytes: usize,
@@ -501,7 +501,7 @@ mod tests {
         }
     }
 
-    /// Fails at requests for bytes past `good`.
+    /// A payload that fails at requests for bytes after `good`.
     #[derive(Debug)]
     struct Broken {
         nbytes: u64,
@@ -527,7 +527,7 @@ mod tests {
         let path = folder.path().join("file");
         std::fs::write(&path, "old").unwrap();
         let near = bytes(40 << 20);
-        // Alone, among threads at the start, and among threads at the end.
+        // On one thread; with threads, at the start; and with threads, at the end.
         for (nbytes, good) in [(100, 0), (64 << 20, 0), (64 << 20, 60 << 20)] {
             let broken = Broken { nbytes, good };
             let payloads = [Payload::Produced(&broken), Payload::from(&near[..])];
@@ -593,7 +593,7 @@ mod tests {
                 shape: &shape,
             });
             let layout = ingot_format::layout(&specs, None, ingot_format::Format::Safetensors).unwrap();
-            // Of the right size in all, too.
+            // Also if the sizes add up to the right total.
             for (a, b) in [
                 (nbytes, nbytes - 1),
                 (nbytes, 0),
@@ -677,7 +677,7 @@ mod tests {
         }
     }
 
-    /// Comes late.
+    /// A payload that is read after a pause.
     #[derive(Debug)]
     struct Late(usize);
 
@@ -712,7 +712,7 @@ mod tests {
         NewHeader::new(&specs, None, ingot_format::Format::Safetensors, &options, keep).unwrap()
     }
 
-    /// Tried: with threads, each waits for the bytes before its own, and no thread writes the fetched ones.
+    /// Fails if threads are used: each then waits for the bytes before its own, and none writes the fetched ones.
     #[test]
     fn digests_that_are_taken_in_order_wait_for_nothing_that_is_fetched() {
         let (late, near) = (Late(PIECE), vec![7; 10 * PIECE]);
@@ -726,7 +726,7 @@ mod tests {
         assert!(file.ends_with(&near) && crate::verify(&path, None, &Unwatched).unwrap().is_ok());
     }
 
-    /// Fails to be read after a while.
+    /// A payload whose read fails after a pause.
     #[derive(Debug)]
     struct Missing;
 
@@ -745,7 +745,7 @@ mod tests {
         }
     }
 
-    /// Tried: without [`Ending`], this runs into its minute.
+    /// Fails after a minute without [`Ending`].
     #[test]
     fn a_piece_that_fails_ends_those_whose_digests_wait_for_it() {
         let (tell, told) = std::sync::mpsc::channel();
@@ -762,7 +762,7 @@ mod tests {
         assert!(text.contains("the cable was pulled"), "{text}");
     }
 
-    /// Bytes that any thread may read. It records the threads.
+    /// A payload that any thread may read. It records the threads that read it.
     #[derive(Debug)]
     struct Near {
         nbytes: usize,
@@ -780,7 +780,7 @@ mod tests {
             }
         }
 
-        /// Return whether the thread that asks has read it, and whether others have.
+        /// Return whether the calling thread has read it, and whether other threads have.
         fn is_read_by_this(&self) -> Vec<bool> {
             let this = std::thread::current().id();
             let mut found: Vec<bool> = locked(&self.read_by).iter().map(|&id| id == this).collect();
@@ -829,7 +829,7 @@ mod tests {
             .unwrap();
             assert_eq!(near.is_read_by_this(), [by_this], "{nbytes} bytes, {waits}");
         }
-        // Beside what only the calling thread fetches, and with digests that are taken in order.
+        // With a payload that only the calling thread fetches, and with digests that need their bytes in order.
         let (near, late) = (Near::new(long, false), Late(1));
         let payloads = [Payload::Gathered(&near), Payload::Produced(&late)];
         save_pieces(
@@ -839,7 +839,7 @@ mod tests {
             &Unwatched,
         )
         .unwrap();
-        // It reads the piece that both have bytes in.
+        // The calling thread reads the piece that has bytes of both payloads.
         assert_eq!(near.is_read_by_this(), [false, true]);
         let near = Near::new(long, false);
         let (head, payloads) = (in_order(&[long]), [Payload::Gathered(&near)]);

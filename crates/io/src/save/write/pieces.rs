@@ -47,7 +47,7 @@ impl<'a> Pieces<'a> {
     /// The file of `layout`, with one payload for each tensor, in the order of the data.
     ///
     /// # Errors
-    /// A payload has another size than its tensor, or their number is another.
+    /// If a payload and its tensor differ in size, or if their numbers differ.
     pub fn of(layout: &'a Layout, payloads: &'a [Payload<'a>]) -> Result<Pieces<'a>, FormatError> {
         prove_sizes(&layout.header, payloads)?;
         Ok(Pieces::cut(&layout.head, payloads))
@@ -76,7 +76,7 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// The file that consists of these payloads.
+    /// Return a file that consists of these payloads only.
     #[must_use]
     pub fn of_bytes(payloads: &'a [Payload<'a>]) -> Pieces<'a> {
         Pieces::cut(b"", payloads)
@@ -132,7 +132,7 @@ impl<'a> Pieces<'a> {
         self.fetched.extend(first..=number(range.end - 1));
     }
 
-    /// Return whether there are blocks of other files that this one may have in common with them. Not where digests are taken.
+    /// Return whether blocks of other files may be shared. Always false if digests are computed.
     pub(super) fn share_blocks(&self) -> bool {
         let shares = |(payload, &begin): (&Payload<'_>, &u64)| match payload {
             Payload::File(range) => payload.nbytes() >= to_u64(STRAIGHT) && range.has_blocks_at(begin),
@@ -141,7 +141,7 @@ impl<'a> Pieces<'a> {
         self.sealed.is_none() && self.payloads.iter().zip(&self.ends).any(shares)
     }
 
-    /// Return whether there are bytes that each thread waits for.
+    /// Return whether reading some payload waits for a network or a device.
     pub(super) fn wait(&self) -> bool {
         self.payloads.iter().any(Payload::waits)
     }
@@ -152,7 +152,7 @@ impl<'a> Pieces<'a> {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// How many there are.
+    /// The number of pieces.
     #[must_use]
     pub fn count(&self) -> usize {
         saturating_usize(self.nbytes().div_ceil(to_u64(PIECE)))
@@ -193,8 +193,8 @@ impl<'a> Pieces<'a> {
         spans.filter(|span| span.len > 0)
     }
 
-    /// Fill `into`, which has the size of `piece`, with its bytes. What waits for a network fails soon after `stop` is
-    /// set.
+    /// Fill `into`, which has the size of `piece`, with its bytes. A payload that waits for a network fails soon
+    /// after `stop` is set.
     ///
     /// # Errors
     /// A payload cannot be read.

@@ -123,7 +123,8 @@ mod tests {
         assert!(std::fs::read(&path).unwrap() == expected);
     }
 
-    /// Takes a byte at every third call, five in all; a signal breaks off one before, and at another it has no room.
+    /// A stream that takes one byte at every third call, five bytes in all. Of the other calls one is interrupted by a signal,
+    /// and one finds the stream full.
     #[derive(Default)]
     struct Moody {
         calls: usize,

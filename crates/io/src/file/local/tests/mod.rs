@@ -65,7 +65,7 @@ fn replace(path: &Path, with: &[u8]) {
     let other = path.with_extension("new");
     std::fs::write(&other, with).unwrap();
     if cfg!(windows) {
-        // Not every version of Windows replaces a file that is open, but all rename it.
+        // Not every version of Windows can replace an open file, but all can rename it.
         std::fs::rename(path, path.with_extension("old")).unwrap();
     }
     std::fs::rename(other, path).unwrap();
@@ -122,7 +122,7 @@ fn a_file_that_was_replaced_while_it_was_closed_is_refused() {
         assert!(!files.is_open(0));
         let modified = std::fs::metadata(files.path(0)).unwrap().modified().unwrap();
         replace(&files.path(0), bytes);
-        // Some tools copy files with their times.
+        // Some tools copy the time stamps of a file too.
         let other = File::options().write(true).open(files.path(0)).unwrap();
         other.set_modified(modified).unwrap();
         assert!(files.read(0).is_err());
