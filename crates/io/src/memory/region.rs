@@ -129,7 +129,7 @@ pub struct Region {
     memory: Arc<Memory>,
     at: usize,
     nbytes: usize,
-    /// That of the elements; `U8` where they are not known.
+    /// The dtype of the elements; `U8` if it is unknown.
     dtype: Dtype,
 }
 
@@ -393,7 +393,7 @@ mod tests {
         assert!(owned(0, 8).as_f32().is_err(), "bytes have no elements");
     }
 
-    // Tried: without the check of the two ends, this borrows four bytes too few.
+    // Fails without the check of both ends: then four bytes too few are borrowed.
     #[test]
     fn unaligned_elements_are_not_borrowed() {
         for at in 1..4 {
@@ -403,7 +403,7 @@ mod tests {
         }
     }
 
-    // Tried: without the check of what holds the bytes, this borrows the mapping.
+    // Fails without the check of the memory's kind: then the mapping is borrowed.
     #[test]
     fn a_mapping_is_borrowed_by_contract_only() {
         let mut file = tempfile::tempfile().unwrap();

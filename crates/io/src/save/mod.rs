@@ -21,8 +21,7 @@
 //! If a file system cannot rename a file over another, the bytes are copied into the target as
 //! [`Replace::InPlace`](crate::Replace::InPlace) does. If it cannot reserve space or make unnamed files, the save works
 //! without.
-//!
-//! What a large file had that was replaced is given back after [`save`] returned, unless another has it open.
+//! The blocks of a large replaced file are freed after [`save`] has returned, unless another process has the file open.
 
 mod flush;
 mod snapshot;
@@ -64,7 +63,7 @@ use write::Writing;
 /// let path = folder.path().join("bias.safetensors");
 /// save(&path, &new, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
 /// assert_eq!(std::fs::read(&path)?.len(), new.head.len() + 8);
-/// // Whatever does not give just the bytes that the header promises becomes no file.
+/// If a payload does not have the number of bytes in the header, no file is written.
 /// assert!(save(&path, &new, &[Payload::from(&b"1234"[..])], &SaveOptions::default(), &Unwatched).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -1,4 +1,4 @@
-//! Which bytes were written.
+//! The set of bytes that were written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -80,7 +80,7 @@ impl Writer {
     /// Begin the file at `path`, which will hold tensors of these `specs`.
     ///
     /// # Errors
-    /// [`Failure::Unstorable`] for what the format cannot hold; [`Failure::Write`]; [`Failure::Edit`] with
+    /// [`Failure::Unstorable`] for a tensor that the format cannot store; [`Failure::Write`]; [`Failure::Edit`] with
     /// [`EditError::Busy`] if another writer fills this file, or [`EditError::NoPlace`].
     pub fn create(
         path: &Path,
@@ -208,8 +208,8 @@ impl Writer {
     ///
     /// # Errors
     /// [`Failure::UnknownTensor`]; [`Failure::Slice`] if the index does not fit the tensor; [`Failure::Edit`] with
-    /// [`EditError::Mismatch`] if the payload does not fit the index, [`EditError::FilledTwice`], or the way in which the
-    /// file ended; [`Failure::Write`]. Nothing counts as written then.
+    /// [`EditError::Mismatch`] if the payload does not fit the index, [`EditError::FilledTwice`], or the reason why the file
+    /// ended; [`Failure::Write`]. Nothing counts as written then.
     pub fn write(
         &self,
         name: &str,
@@ -288,7 +288,7 @@ impl Writer {
         if self.is_founder || self.temp.has_owner()? {
             return Ok(());
         }
-        // It may have recorded the end before it left, or been killed between recording the end and acting on it.
+        // The process may have recorded the end of the file before it ended, or been killed between the record and the action.
         match self.noted(self.journal.end_now())? {
             Some(End::Committed) if self.temp.is_unnamed() => {}
             Some(end) => return self.judge(Verdict::Ended(end), ""),

@@ -12,8 +12,8 @@ pub(crate) fn in_every_order(test: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// Run `test` in as many orders of its threads as `INGOT_ORDERS` says. Half of them are drawn evenly; the others change
-/// threads at three points only, which finds faults that need one thread to rest for long.
+/// Run `test` in as many orders of its threads as `INGOT_ORDERS` says. Half of them switch threads at random; the others switch
+/// at three points only, which finds faults that need one thread to pause for long.
 #[cfg(shuttle)]
 pub(crate) fn in_every_order(test: impl Fn() + Send + Sync + 'static) {
     let orders = std::env::var("INGOT_ORDERS").map_or(1000, |orders| orders.parse().unwrap());

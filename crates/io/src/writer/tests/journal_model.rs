@@ -1,4 +1,4 @@
-//! Journals held against a model, which knows the owner of each byte: for a test, and for the fuzz target `journal`.
+//! Journals compared with a model that knows the owner of each byte, for a test and for the fuzz target `journal`.
 #![allow(unreachable_pub, reason = "what `fuzzing` passes on, where there is that")]
 
 use std::collections::BTreeSet;
@@ -17,25 +17,25 @@ use super::journal::{
 /// Bytes of the file that is filled.
 const TOTAL: usize = 48;
 
-/// How many have the journal open, each by itself, as processes do.
+/// The number of parties, each with its own open journal, like separate processes.
 const PARTIES: usize = 3;
 
 /// A step of one party. The first number is the party, and another one a claim of all that were made.
 #[derive(Clone, Debug)]
 pub enum Step {
-    /// Claims ranges, each by its first byte and by its length, which is one more.
+    /// Claim ranges. Each has a first byte and a length, which is one more than the number here.
     Claim(u8, Vec<(u8, u8)>),
-    /// Says that the bytes of a claim are written.
+    /// Record that the bytes of a claim are written.
     Done(u8, u8),
-    /// Says that they cannot be.
+    /// Record that the bytes of a claim cannot be written.
     Failed(u8, u8),
-    /// Has all of it for good, if it is whole.
+    /// Commit the file, if all its bytes are written.
     Commit(u8),
     /// Abandon the file.
     Abandon(u8),
-    /// Goes on where others have died.
+    /// Take over the claims of parties that have died.
     TakeOver(u8),
-    /// Reads what others have written since.
+    /// Read the records that other parties have written since.
     Look(u8),
     /// Write a record that no party wrote, with the hash that it needs; of a claim with these ranges.
     Forge(u64, u64, Vec<[u64; 3]>),
@@ -124,10 +124,10 @@ impl Expected {
 
 struct World {
     journals: Vec<Journal>,
-    /// What each of them has read.
+    /// The state that each party has read.
     read: Vec<Expected>,
     now: Expected,
-    /// A file that no party knows.
+    /// Return the model of a new file.
     other: File,
     claims: Vec<Claim>,
 }
@@ -135,7 +135,7 @@ struct World {
 /// Run `steps` in a new journal at `path`.
 ///
 /// # Errors
-/// What differs from the model.
+/// Return the difference from the model.
 pub fn run(path: &Path, steps: &[Step]) -> Result<(), String> {
     let mut world = World::new(path).map_err(|fault| fault.to_string())?;
     for (number, step) in steps.iter().enumerate() {

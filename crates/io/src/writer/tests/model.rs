@@ -1,4 +1,4 @@
-//! Writers that begin, join, leave and die in any order, against a model of what each of them may do.
+//! Writers that begin, join, leave and die in random order, compared with a model of the allowed results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,7 @@ enum Action {
     /// Whether to finish the file if its writer was killed.
     Join(bool),
     Write(usize, u64, u8),
-    /// It claims a cell and does not get any further.
+    /// Claim a cell, and stop before it is written.
     Claim(usize, u64),
     Commit(usize),
     Leave(usize),
@@ -47,10 +47,10 @@ fn steps() -> impl Strategy<Value = Vec<Action>> {
     proptest::collection::vec(step, 1..40)
 }
 
-/// What ought to be.
+/// The expected state.
 #[derive(Default)]
 struct Expected {
-    /// What the path leads to.
+    /// The contents of the file at the path.
     file: Option<Vec<u8>>,
     draft: Option<ExpectedDraft>,
 }
@@ -131,7 +131,7 @@ impl World<'_> {
     }
 
     fn join(&mut self, finish: bool) -> Result<(), TestCaseError> {
-        // Who waits for others to leave waits for long.
+        // A commit waits long for writers that have not left.
         let draft = self.model.draft.as_ref();
         let waits = draft.is_some_and(|draft| draft.founder.is_none() && !draft.here.is_empty());
         if waits && finish {
@@ -161,7 +161,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Why writer `id` may not go on; `None` when it may.
+    /// Return the reason why writer `id` cannot continue, or `None` if it can.
     fn refusal(&self, id: usize) -> Option<&'static str> {
         match &self.model.draft {
             Some(draft) if draft.here.contains(&id) => draft.founder.is_none().then_some("orphaned"),
@@ -221,7 +221,7 @@ impl World<'_> {
     fn leave(&mut self, id: usize, dies: bool) -> Result<(), TestCaseError> {
         let mut writer = self.writers.remove(&id).unwrap();
         if dies {
-            // As when the process ends: all is closed, and nothing else happens.
+            // Like the end of a process: files are closed, and nothing else happens.
             writer.is_founder = false;
         }
         drop(writer);
