@@ -274,9 +274,9 @@ def test_load_of_a_step_that_is_deleted_meanwhile_raises_no_step(
     save(folder, 1, 2)
     check = module.check
 
-    def delete_and_check(path: str, commit: commits.Commit) -> None:
+    def delete_and_check(path: str, commit: commits.Commit, names: list[str]) -> None:
         shutil.rmtree(path)
-        check(path, commit)
+        check(path, commit, names)
 
     monkeypatch.setattr(module, "check", delete_and_check)
     with pytest.raises(ingot.CheckpointError, match="no step 1") as raised:

@@ -41,6 +41,14 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 
 
 @pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    """Two ranks, likewise."""
+    ranks = Ranks(2, tmp_path_factory.mktemp("two"))
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture(scope="module")
 def eight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     """Eight ranks, for the tests of a module."""
     ranks = Ranks(8, tmp_path_factory.mktemp("eight"))

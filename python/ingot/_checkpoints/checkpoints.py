@@ -5,35 +5,45 @@ from __future__ import annotations
 import os
 import signal as signals
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from secrets import token_hex
 from sys import modules
 from threading import RLock
 from types import FrameType, TracebackType
-from typing import Any, Literal, NamedTuple, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack
 from warnings import warn
 from weakref import finalize
 
 from ingot._base.checks import checked_mapping, counted, is_durable, one_of
 from ingot._base.frameworks import adapter, module_of, owner
+from ingot._base.keys import checked_keys
 from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
 from ingot._native import Checkpoint, replace_file
 from ingot._read.digest import verify as verified
-from ingot._state.face import States
+from ingot._read.moves import placed
+from ingot._state.face import States, checked_types
 from ingot._state.objects import is_live, is_tensor, within
 from ingot._write.background import SAVES, SaveFuture
 from ingot._write.directory import new_folders
-from ingot.errors import CheckpointError, HeaderError, IntegrityError, OptionError, StorageError
-from ingot.typing import Framework, NoOptions, Path
+from ingot.errors import (
+    CheckpointError,
+    HeaderError,
+    IntegrityError,
+    OptionError,
+    RankError,
+    StorageError,
+)
+from ingot.typing import Device, Framework, Keys, NoOptions, Path
 
 from . import retention
 from .commit import (
     PINNED,
     SAVE_KEY,
     Commit,
+    StoredFile,
     check,
     check_directory,
     committed,
@@ -44,9 +54,15 @@ from .commit import (
     write,
 )
 from .lease import Lease
+from .ranks import Ranks, Together
 from .retention import Best, Rules
 
+T = TypeVar("T")
+
 _counted_step = partial(counted, "step")
+
+if TYPE_CHECKING:
+    import torch
 
 #: Frameworks with training states, in the order in which a state with several is one of them.
 _WITH_STATES = ("torch", "flax", "numpy")
@@ -61,6 +77,14 @@ class _Choice(NamedTuple):
     step: int
     result: Any
     damaged: dict[int, Exception]
+
+
+class _Tried(NamedTuple):
+    """What a rank has found: the save of a step, whether the step is gone, and its damage."""
+
+    save: str | None
+    is_gone: bool
+    damage: str | None
 
 
 @takes()
@@ -81,6 +105,9 @@ class Checkpoints:
         The framework whose functions save and load the states. By default the one that the objects in the
         state are of. Without objects to look at, the framework that saved the step if it is imported, else
         NumPy.
+    process_group : torch.distributed.ProcessGroup, optional
+        The ranks that use the directory together: by default all, if torch.distributed is initialised before
+        the first call. Each of them makes every call, with the same arguments.
 
     Raises
     ------
@@ -106,6 +133,14 @@ class Checkpoints:
 
     Several threads may use one object. It cannot be pickled: make one in each process.
 
+    **Ranks** of torch.distributed make the same calls. Each writes a file with its parts of DTensors and of
+    tensors with the attributes of ``CheckpointableTensor``. A plain tensor is stored once, after all ranks
+    that have it have compared their values. The state of another object than a module or an optimizer, such
+    as a random number generator, is stored once if it is the same on all ranks, and otherwise for each rank.
+    The first rank chooses steps, holds the lease and deletes. Ranks use connections of their own, and none
+    of the program's process groups. If one fails, all raise: it raises its own error, and the others raise
+    `RankError` with the rank and the error.
+
     Examples
     --------
     >>> import ingot
@@ -125,6 +160,7 @@ class Checkpoints:
         best: tuple[str, Literal["min", "max"], int] | None = None,
         *,
         framework: Framework | None = None,
+        process_group: torch.distributed.ProcessGroup | None = None,
         **options: Unpack[NoOptions],
     ) -> None:
         given = checked(
@@ -141,6 +177,9 @@ class Checkpoints:
         self._rules = Rules(given["keep"], given["keep_every"], given["best"])
         self._framework: str | None = given["framework"]
         self._lease = Lease(self._directory)
+        self._ranks = Ranks(process_group)
+        # The plan of the ranks for the structure that was saved last.
+        self._plans: list[Any] = []
         # For several threads of the caller. The thread of background saves does not take it.
         self._lock = RLock()
         self._pending: list[SaveFuture] = []
@@ -148,7 +187,7 @@ class Checkpoints:
         self._step: int | None = None
         # The steps that this object has saved, or that were there when it loaded one.
         self._seen: set[int] = set()
-        self._is_stopping = False
+        self._is_stopping = self._is_stopping_everywhere = False
         self._handlers: dict[int, Any] = {}
         finalize(self, self._lease.release)
 
@@ -178,6 +217,7 @@ class Checkpoints:
                     settled(pending)
         finally:
             self._end()
+            self._ranks.end(is_failed=error is not None)
             for number, previous in self._handlers.items():
                 signals.signal(number, signals.SIG_DFL if previous is None else previous)
             self._handlers.clear()
@@ -237,42 +277,50 @@ class Checkpoints:
         >>> with ingot.Checkpoints("run") as checkpoints:
         ...     checkpoints.save(100, {"weights": numpy.ones(3), "step": 100}, metrics={"loss": 0.5})
         """
-        given = checked(self.save, locals(), step=_counted_step, metrics=checked_metrics)
+        given = {**locals()}
+
+        def look() -> dict[str, Any]:
+            return checked(self.save, given, step=_counted_step, metrics=checked_metrics)
+
         with self._lock:
-            renamed = self._save(given["step"], state, given["metrics"], background)
+            renamed = self._save(look, state, background)
         if renamed:
             reason = (
                 f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
             )
             warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
 
-    def _save(self, step: int, state: Any, values: dict[str, float] | None, background: bool) -> list[str]:
+    def _save(self, look: Callable[[], dict[str, Any]], state: Any, background: bool) -> list[str]:
         """Save a step. Returns the new names of the steps that training has gone back from."""
         self.wait()
-        self._take_lease()
-        if step == self._step and self._has(step, values):
+        ranks = self._ranks.calls()
+        step, metrics, called = self._same(look, ranks)
+        later = ranks.first(partial(self._begun, step, metrics), "preparing the step")
+        if later is None:
             return []
-        later = self._later(step)
-        folder = folder_of(self._directory, step)
-        called = token_hex(8)
+        framework = self._framework_of(state, "numpy" if ranks.size == 1 else "torch")
         tree = f"state-{called}.safetensors"
-        commit = Commit(step, called, self._framework_of(state), tree, values or {}, {})
+        commit = Commit(step, called, framework, tree, metrics or {}, {})
         how = Saving(
             metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
         )
-        path = os.path.join(folder, commit.tree)
-        # The others stay in their places until the state is known to be storable.
-        renamed = self._set_aside(one for one in later if one == step)
+        write = _states(framework).prepared(state, ranks, self._plans)
+        file = tree if ranks.rank == 0 else f"state-{called}-{ranks.rank:05d}.safetensors"
+        folder = folder_of(self._directory, step)
+        renamed = ranks.first(
+            lambda: self._set_aside(one for one in later if one == step), "renaming the step"
+        )
         try:
-            with new_folders(folder):
-                self._make(folder)
-                writing = _states(commit.framework).saved(state, path, how)
+            writing = self._written(ranks, partial(write, os.path.join(folder, file), how), folder, file)
         except BaseException:
-            for name in renamed:
+            for name in renamed if ranks.rank == 0 else ():
                 os.rename(os.path.join(self._directory, name), folder)
             raise
-        renamed += self._set_aside(one for one in later if one != step)
-        end = partial(self._commit, writing, folder, commit)
+        renamed += ranks.first(
+            lambda: self._set_aside(one for one in later if one != step), "renaming later steps"
+        )
+        together = self._ranks.background()
+        end = partial(self._commit, together, writing, folder, commit, file)
         if writing is None:
             end()
         else:
@@ -281,8 +329,59 @@ class Checkpoints:
             self._put(end, folder)
         self._step = step
         self._seen.add(step)
-        self._put(self._clear, self._directory)
+        self._put(partial(self._clear, together), self._directory)
         return renamed
+
+    def _same(
+        self, look: Callable[[], dict[str, Any]], ranks: Together
+    ) -> tuple[int, dict[str, float] | None, str]:
+        """Return the step, the metrics and the id of a save, which are the first rank's."""
+
+        def compared() -> tuple[dict[str, Any], Any]:
+            given = look()
+            own = {"directory": os.path.realpath(self._directory), "step": given["step"]}
+            rules = {"keep and best": tuple(self._rules), "background": given["background"]}
+            return {**own, **rules}, (given["step"], given["metrics"], token_hex(8))
+
+        found = ranks.same(compared, "comparing the arguments")
+        step, metrics, called = found[0]
+        for rank, (_, other, _) in enumerate(found):
+            if other is not None and _spelled(other) != _spelled(metrics or {}):
+                reason = f"has other metrics than rank 0: expected {metrics}, found {other}"
+                way_out = "reduce them over the ranks, or pass them on rank 0 only"
+                raise RankError(
+                    f"rank {rank} of {ranks.size} {reason}: {way_out}", code="ranks-differ", rank=rank
+                )
+        return step, metrics, called
+
+    def _begun(self, step: int, metrics: dict[str, float] | None) -> list[int] | None:
+        """Return the steps that training has gone back from. None if the step is there already."""
+        self._take_lease()
+        if step == self._step and self._has(step, metrics):
+            return None
+        return self._later(step)
+
+    def _written(
+        self, ranks: Together, write: Callable[[], SaveFuture | None], folder: str, file: str
+    ) -> SaveFuture | None:
+        """Write this rank's file to the directory of the step, which the first rank makes."""
+        writing: SaveFuture | None = None
+        with ExitStack() as made:
+            with ranks.step("making the directory"):
+                if ranks.rank == 0:
+                    made.enter_context(new_folders(folder))
+                    self._make(folder)
+            try:
+                with ranks.step("writing"):
+                    # The file server may show the directory to this machine later.
+                    os.makedirs(folder, exist_ok=True)
+                    writing = write()
+            except BaseException:
+                if writing is not None and not writing.cancel():
+                    settled(writing)
+                retention.discard(folder, (file,))
+                raise
+        return writing
 
     def steps(self) -> list[int]:
         """Return the numbers of the steps in ascending order.
@@ -305,7 +404,15 @@ class Checkpoints:
         >>> checkpoints.steps()
         [100]
         """
-        return committed(self._directory)
+        return self._chosen(lambda: committed(self._directory), "listing the steps")
+
+    def _chosen(self, look: Callable[[], T], doing: str) -> T:
+        """Return what `look` returns on the first rank."""
+        ranks = self._ranks.calls()
+        if ranks.size == 1:
+            return look()
+        with self._lock:
+            return ranks.first(look, doing)
 
     @takes()
     def latest(self, *, verify: bool = False, **options: Unpack[NoOptions]) -> int | None:
@@ -346,7 +453,7 @@ class Checkpoints:
         checked(self.latest, locals())
 
         def prove(folder: str, commit: Commit) -> None:
-            for name in commit.files if verify else ():
+            for name in self._share_of(commit) if verify else ():
                 verified(os.path.join(folder, name))
 
         found = self._first(lambda commits: sorted(commits, reverse=True), prove)
@@ -400,13 +507,26 @@ class Checkpoints:
         return found.step
 
     @takes()
-    def load(self, step: int | None = None, *, into: Any = None, **options: Unpack[NoOptions]) -> Any:
+    def load(
+        self,
+        step: int | None = None,
+        device: Device = None,
+        *,
+        into: Any = None,
+        types: Iterable[type] = (),
+        keys: Keys | None = None,
+        drop: Keys | None = None,
+        **options: Unpack[NoOptions],
+    ) -> Any:
         """Load the state of a step, and compare all bytes with their digests.
 
         Parameters
         ----------
         step : int, optional
             The number of the step. By default the newest one that is whole.
+        device, types, keys, drop
+            Where new tensors are placed, classes of the state, and which tensors are loaded, as for
+            `ingot.torch.load_state`.
         into : object, optional
             A tree with live objects and tensors that are filled, as for `ingot.torch.load_state`.
 
@@ -428,10 +548,16 @@ class Checkpoints:
         Warns
         -----
         RuntimeWarning
-            The newest step is damaged, and an earlier one was loaded.
+            The newest step is damaged, and an earlier one was loaded. Or other than the saving ranks load,
+            and each of these had a state for itself.
 
         Notes
         -----
+        Any number of ranks may load a step, on any mesh: each reads the parts of tensors that it has. An
+        object in `into` of which each saving rank had a state for itself, such as a random number generator,
+        is only restored by the same number of ranks. Otherwise a list of the states of all ranks takes its
+        place in the result, and a warning names it.
+
         The next save renames steps that are later than the loaded one to ``abandoned-...``.
 
         If another process deletes the step meanwhile, the newest is chosen again.
@@ -443,38 +569,87 @@ class Checkpoints:
         >>> checkpoints.load()
         {'step': 100}
         """
-        step = checked(self.load, locals(), step=partial(counted, "step", or_none=True))["step"]
+        given = {**locals()}
+
+        def look() -> dict[str, Any]:
+            checks: dict[str, Any] = {"step": partial(counted, "step", or_none=True), "types": checked_types}
+            return checked(self.load, given, keys=checked_keys, drop=checked_keys, **checks)
+
         with self._lock:
-            found = self._load(step, into)
+            found, unfit = self._load(look)
         self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
+        if unfit:
+            what = f"{', '.join(unfit)} had a state on each rank that saved step {found.step}"
+            reason = f"{what}, and other ranks load it: the result has lists of the states"
+            warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
         return found.result
 
-    def _load(self, step: int | None, into: Any) -> _Choice:
-        """Load a step, or the newest one that is whole."""
+    def _load(self, look: Callable[[], dict[str, Any]]) -> tuple[_Choice, list[str]]:
+        """Load a step, or the newest one that is whole. Returns the paths of states that do not fit too."""
         self.wait()
-        work = partial(self._loaded, into=into)
-        seen = self.steps()
+        ranks, asked = self._ranks.calls(), []
+
+        def compared() -> tuple[dict[str, Any], None]:
+            asked.append(look())
+            return {"directory": os.path.realpath(self._directory), "step": asked[0]["step"]}, None
+
+        ranks.same(compared, "comparing the arguments")
+        work = self._loading(ranks, asked[0])
+        seen, step = self.steps(), asked[0]["step"]
         if step is not None:
-            folder = folder_of(self._directory, step)
-            if not is_committed(folder):
-                raise self._no_step(step)
-            try:
-                commit = read(folder)
-                check(folder, commit)
-                found = _Choice(step, work(folder, commit), {})
-            except OSError as error:
-                if is_committed(folder):
-                    raise
-                # Another process has deleted it.
-                raise self._no_step(step) from error
+            found = self._given(step, work, ranks)
         else:
             newest = self._first(lambda commits: sorted(commits, reverse=True), work)
             if newest is None:
                 raise self._no_step(None)
             found = newest
+        with ranks.step(f"restoring step {found.step}"):
+            result, unfit = found.result()
         self._seen.update(seen)
         self._step = found.step
-        return found
+        return found._replace(result=result), unfit
+
+    def _given(self, step: int, work: Callable[[str, Commit], Any], ranks: Together) -> _Choice:
+        """Return the result of `work` on a step that the caller has chosen."""
+        found: list[Any] = []
+        folder = folder_of(self._directory, step)
+
+        def look() -> tuple[dict[str, Any], None]:
+            if not is_committed(folder):
+                raise self._no_step(step)
+            try:
+                commit = read(folder)
+                check(folder, commit, self._share_of(commit))
+                found.append(work(folder, commit))
+                return {"save": commit.save}, None
+            except OSError as error:
+                if is_committed(folder):
+                    raise
+                # Another process has deleted it.
+                raise self._no_step(step) from error
+
+        ranks.same(look, f"reading step {step}")
+        return _Choice(step, found[0], {})
+
+    def _loading(self, ranks: Together, given: Mapping[str, Any]) -> Callable[[str, Commit], Any]:
+        """Return a function that reads a step, and returns a function that restores it."""
+        how = Loading(verify=True, keys=given["keys"], drop=given["drop"])
+        into, types, device = given["into"], given["types"], given["device"]
+        if ranks.size > 1:
+            loader = _states(self._framework or "torch").loader(into, types, how, device, ranks)
+            return partial(_read_by, loader)
+
+        def read_alone(folder: str, commit: Commit) -> Any:
+            if len(commit.files) > 1:
+                alone = _states(self._framework or commit.framework)
+                return _read_by(alone.loader(into, types, how, device, ranks), folder, commit)
+            states = _states(self._framework_of(into, _imported(commit.framework)))
+            move = placed(self.load, states.whole.mover, device)
+            path, compare = os.path.join(folder, commit.tree), partial(_compare, commit)
+            found, _ = states.loaded(path, how, move, into, types, check=compare)
+            return lambda: (found, [])
+
+        return read_alone
 
     def pin(self, step: int) -> None:
         """Keep a step until `delete`, or until the file ``pinned`` in its directory is removed.
@@ -497,12 +672,24 @@ class Checkpoints:
         >>> checkpoints.save(100, {"step": 100})
         >>> checkpoints.pin(100)
         """
-        step = argument(self.pin, "step", step, _counted_step)
+        self._by_first(partial(argument, self.pin, "step", step, _counted_step), self._pin, "pinning a step")
+
+    def _by_first(self, look: Callable[[], int], work: Callable[[int], None], doing: str) -> None:
+        """Call `work` with the step that `look` returns, on the first rank."""
         with self._lock:
-            self._pin(step)
+            self.wait()
+            ranks = self._ranks.calls()
+
+            def compared() -> tuple[dict[str, Any], int]:
+                step = look()
+                return {"directory": os.path.realpath(self._directory), "step": step}, step
+
+            step = ranks.same(compared, "comparing the arguments")[0]
+            with ranks.step(doing):
+                if ranks.rank == 0:
+                    work(step)
 
     def _pin(self, step: int) -> None:
-        self.wait()
         folder = folder_of(self._directory, step)
         if is_committed(folder):
             replace_file(os.path.join(folder, PINNED), [], durable=is_durable(None), overwrite=True)
@@ -542,16 +729,17 @@ class Checkpoints:
         >>> checkpoints.steps()
         []
         """
-        step = argument(self.delete, "step", step, _counted_step)
-        with self._lock:
-            self.wait()
-            folder = folder_of(self._directory, step)
-            if not is_committed(folder):
-                raise self._no_step(step)
-            self._take_lease()
-            retention.known(folder)
-            retention.unpin(folder)
-            retention.delete(folder)
+        look = partial(argument, self.delete, "step", step, _counted_step)
+        self._by_first(look, self._delete, "deleting a step")
+
+    def _delete(self, step: int) -> None:
+        folder = folder_of(self._directory, step)
+        if not is_committed(folder):
+            raise self._no_step(step)
+        self._take_lease()
+        retention.known(folder)
+        retention.unpin(folder)
+        retention.delete(folder)
 
     def wait(self) -> None:
         """Wait for pending saves and deletions.
@@ -613,13 +801,19 @@ class Checkpoints:
         Returns
         -------
         bool
-            True from the signal on.
+            True from the signal on. Of several ranks, all return True if one has got a signal; they exchange
+            a short message if `save_on_signal` was called.
 
         Examples
         --------
         >>> ingot.Checkpoints("run").stopping()
         False
         """
+        if self._handlers and not self._is_stopping_everywhere:
+            with self._lock:
+                found = self._ranks.calls().gather(self._is_stopping, "asking for signals")
+            self._is_stopping_everywhere = any(found)
+            return self._is_stopping_everywhere
         return self._is_stopping
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -695,23 +889,41 @@ class Checkpoints:
         """Rename steps, and return their new names."""
         return [retention.set_aside(self._directory, one) for one in steps]
 
-    def _commit(self, writing: SaveFuture | None, folder: str, commit: Commit) -> None:
-        """Write the commit file after the files that it names."""
-        try:
+    def _commit(
+        self, ranks: Together, writing: SaveFuture | None, folder: str, commit: Commit, file: str
+    ) -> None:
+        """Write the commit file after the files of all ranks, which it names."""
+
+        def look() -> tuple[dict[str, Any], tuple[str, StoredFile]]:
             if writing is not None:
                 writing.result()
-            files = {commit.tree: stored(os.path.join(folder, commit.tree))}
-            durable = is_durable(None)
-            if durable:
-                _flush(self._directory)
-            self._lease.check()
-            write(folder, commit._replace(files=files), durable)
+            return {}, (file, stored(os.path.join(folder, file)))
+
+        try:
+            files = dict(ranks.same(look, f"writing step {commit.step}"))
+            with ranks.step(f"committing step {commit.step}"):
+                if ranks.rank == 0:
+                    self._write_commit(folder, commit._replace(files=files))
         except BaseException:
             # Without the lease, the directory may be the step of another process.
             with suppress(OSError):
-                if not (is_committed(folder) and _is_there(folder, commit)):
-                    retention.discard(folder, (commit.tree,))
+                if ranks.rank == 0 and not (is_committed(folder) and _is_there(folder, commit)):
+                    retention.discard(folder, [name for name in os.listdir(folder) if commit.save in name])
             raise
+
+    def _write_commit(self, folder: str, commit: Commit) -> None:
+        for name, known in commit.files.items():
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path) or os.path.getsize(path) != known.nbytes:
+                reason = f"another rank has written {known.nbytes:,} bytes, which this one cannot see"
+                way_out = "choose a directory that all machines share"
+                raise located(StorageError, f"{reason}: {way_out}", code="not-shared", path=path)
+        durable = is_durable(None)
+        if durable:
+            _flush(folder)
+            _flush(self._directory)
+        self._lease.check()
+        write(folder, commit, durable)
 
     def _put(self, call: Callable[[], None], path: str) -> None:
         """Queue a call whose failure the next save raises. Without a next one it is printed at exit."""
@@ -719,25 +931,19 @@ class Checkpoints:
         future._outcome.is_warned = True
         self._pending.append(SAVES.put(call, future))
 
-    def _clear(self) -> None:
+    def _clear(self, ranks: Together) -> None:
         """Delete the steps that need not stay. Without the lease, the next save raises."""
-        if self._lease.is_held():
-            retention.apply(self._directory, self._rules)
+        if ranks.is_lost:
+            # The failure of the save has been reported.
+            return
+        with ranks.step("deleting old steps"):
+            if ranks.rank == 0 and self._lease.is_held():
+                retention.apply(self._directory, self._rules)
 
-    def _loaded(self, folder: str, commit: Commit, into: Any) -> Any:
-        """Load the state of a step."""
-
-        def compare(checkpoint: Checkpoint) -> None:
-            found = (checkpoint.metadata() or {}).get(SAVE_KEY)
-            if found != commit.save:
-                reason = f"expected the file of save {commit.save}, found {found}"
-                facts: dict[str, Any] = {"expected": commit.save, "found": found, "path": checkpoint.path}
-                raise located(CheckpointError, reason, code="changed-step", **facts)
-
-        states = _states(self._framework_of(into, _imported(commit.framework)))
-        how, move = Loading(verify=True), states.whole.mover(None)
-        found, _ = states.loaded(os.path.join(folder, commit.tree), how, move, into, check=compare)
-        return found
+    def _share_of(self, commit: Commit) -> list[str]:
+        """Return the files that this rank checks for all."""
+        ranks = self._ranks.calls()
+        return [*commit.files][ranks.rank :: ranks.size]
 
     def _framework_of(self, tree: Any, default: str = "numpy") -> str:
         """Return the caller's framework, or else the framework of the objects in a state."""
@@ -756,31 +962,61 @@ class Checkpoints:
         CheckpointError
             All steps are damaged.
         """
+        ranks = self._ranks.calls()
         damaged: dict[int, Exception] = {}
         vanished: set[int] = set()
-        while True:
+
+        def choose() -> int | None:
             steps = [step for step in committed(self._directory) if step not in damaged]
-            step = next(iter(order(steps)), None)
+            return next(iter(order(steps)), None)
+
+        while True:
+            step = self._chosen(choose, "choosing a step")
             if step is None:
                 break
-            folder, commit = folder_of(self._directory, step), None
-            try:
-                commit = read(folder)
-                check(folder, commit)
-                return _Choice(step, work(folder, commit), damaged)
-            except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
-                # The same step does not vanish twice.
-                if step in vanished or _is_there(folder, commit):
-                    if not _is_damage(error):
-                        raise
-                    damaged[step] = error
-                vanished.add(step)
+            found: list[Any] = []
+            errors: list[Exception] = []
+            look = partial(self._tried, step, work, found, errors, step in vanished)
+            tried = ranks.same(look, f"reading step {step}")
+            vanished.add(step)
+            if any(one.is_gone for one in tried):
+                continue
+            bad = next((rank for rank, one in enumerate(tried) if one.damage is not None), None)
+            if bad is not None:
+                other = RankError(f"rank {bad}: {tried[bad].damage}", code="rank-failed", rank=bad)
+                damaged[step] = errors[0] if errors else other
+            elif len({one.save for one in tried}) == 1:
+                return _Choice(step, found[0], damaged)
         if damaged:
             first = next(iter(damaged.values()))
             way_out = "restore the directory from a copy, or choose another one to begin anew"
             reason = f"none of the steps {', '.join(map(str, damaged))} is whole: {first}: {way_out}"
             raise located(CheckpointError, reason, code="no-valid-step", path=self._directory) from first
         return None
+
+    def _tried(
+        self,
+        step: int,
+        work: Callable[[str, Commit], Any],
+        found: list[Any],
+        errors: list[Exception],
+        has_vanished: bool,
+    ) -> tuple[dict[str, Any], _Tried]:
+        """Work on a step. Raises what is not about its bytes."""
+        folder, commit = folder_of(self._directory, step), None
+        try:
+            commit = read(folder)
+            check(folder, commit, self._share_of(commit))
+            found.append(work(folder, commit))
+            return {}, _Tried(commit.save, False, None)
+        except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
+            # The same step does not vanish twice.
+            if not has_vanished and not _is_there(folder, commit):
+                return {}, _Tried(None, True, None)
+            if not _is_damage(error):
+                raise
+            errors.append(error)
+            return {}, _Tried(None, False, f"{type(error).__name__}: {error}")
 
     def _warn_of_damage(self, damaged: dict[int, Exception], outcome: str) -> None:
         if damaged:
@@ -790,10 +1026,25 @@ class Checkpoints:
             warn(f"{_escaped(self._directory)}: {steps}, so {outcome}: {first}", RuntimeWarning, stacklevel=3)
 
     def _no_step(self, step: int | None) -> CheckpointError:
-        steps = self.steps()
+        steps = committed(self._directory)
         shown = f"the last of {len(steps)} is {steps[-1]}" if steps else "it has no steps"
         reason = "the directory has no step" if step is None else f"there is no step {step}: {shown}"
         return located(CheckpointError, reason, code="no-step", path=self._directory, expected=step)
+
+
+def _read_by(loader: Any, folder: str, commit: Commit) -> Any:
+    """Return a function that restores a step of several files."""
+    others = [name for name in commit.files if name != commit.tree]
+    return loader.read(folder, [commit.tree, *others], partial(_compare, commit)).finish
+
+
+def _compare(commit: Commit, checkpoint: Checkpoint) -> None:
+    """Raise if a file is not of the save."""
+    found = (checkpoint.metadata() or {}).get(SAVE_KEY)
+    if found != commit.save:
+        reason = f"expected the file of save {commit.save}, found {found}"
+        facts: dict[str, Any] = {"expected": commit.save, "found": found, "path": checkpoint.path}
+        raise located(CheckpointError, reason, code="changed-step", **facts)
 
 
 def _is_there(folder: str, commit: Commit | None) -> bool:

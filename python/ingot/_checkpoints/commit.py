@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -20,8 +20,9 @@ COMMIT = "checkpoint.json"
 DELETING = "deleting.json"
 #: An empty file beside the commit file: retention keeps the step.
 PINNED = "pinned"
-#: The file of the state. The name has the id of the save, so two processes never write to the same file.
-STATE = re.compile(r"state-[0-9a-f]{16}\.safetensors")
+#: A file of the state. The name has the id of the save, so two processes never write to the same file, and
+#: the number of the rank that wrote it, except for the first.
+STATE = re.compile(r"state-[0-9a-f]{16}(-[0-9]{5,})?\.safetensors")
 #: The key of the save id in the metadata of each file of a step.
 SAVE_KEY = "ingot.save"
 FORMAT = "ingot.checkpoint"
@@ -232,8 +233,8 @@ def write(folder: str, commit: Commit, durable: bool) -> None:
     replace_file(os.path.join(folder, COMMIT), [commit.text()], durable=durable)
 
 
-def check(folder: str, commit: Commit) -> None:
-    """Compare the sizes and the headers of the files of a step with its commit file.
+def check(folder: str, commit: Commit, names: Iterable[str] | None = None) -> None:
+    """Compare the sizes and the headers of files of a step, by default all, with its commit file.
 
     Raises
     ------
@@ -244,8 +245,8 @@ def check(folder: str, commit: Commit) -> None:
     OSError
         A file is missing or cannot be read.
     """
-    for name, known in commit.files.items():
-        path = os.path.join(folder, name)
+    for name in commit.files if names is None else names:
+        path, known = os.path.join(folder, name), commit.files[name]
         nbytes = os.path.getsize(path)
         if nbytes != known.nbytes:
             reason = f"expected {known.nbytes:,} bytes as in {COMMIT}, found {nbytes:,}"

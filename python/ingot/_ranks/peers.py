@@ -15,7 +15,7 @@ from copy import copy
 from datetime import timedelta
 from math import prod
 from socket import gethostname
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +26,8 @@ from torch.distributed.constants import default_pg_timeout
 from ingot.errors import RankError
 
 from .placements import Box
+
+T = TypeVar("T")
 
 # Pieces of tensors are sent between ranks as consecutive bytes without a dtype.
 
@@ -174,6 +176,50 @@ class Peers:
         there._store = c10d.PrefixStore(f"ingot/{self.group.group_name}/{self._number}/apart", store)
         return there
 
+    @classmethod
+    def separate(cls, group: dist.ProcessGroup | None, called: str) -> Peers:
+        """Return the ranks of a group over connections of their own. All ranks call it with the same name.
+
+        No collective of the group is used, so the program may run its own meanwhile.
+
+        Raises
+        ------
+        RankError
+            A rank does not call it within a minute.
+        """
+        there = object.__new__(cls)
+        there.group = dist.group.WORLD if group is None else group
+        there.rank, there.size = dist.get_rank(there.group), dist.get_world_size(there.group)
+        there._number = 0
+        store: Any = c10d._get_default_store()
+        # A separate client, since a client that waits for a key holds its lock.
+        store = store.clone() if hasattr(store, "clone") else store
+        there._store = c10d.PrefixStore(f"ingot/{there.group.group_name}/{called}", store)
+        there._cpu = there._apart = None
+        try:
+            there._store.set(f"met/{there.rank}", "")
+            there._cpu = there._connected()
+        except (RuntimeError, dist.DistError) as fault:
+            raise there._absent(fault) from None
+        there._apart = _BackgroundGroup(there._cpu, 0)
+        return there
+
+    def _absent(self, fault: Exception) -> RankError:
+        """Return the error that names a rank that has not called `separate`."""
+        try:
+            absent = [rank for rank in range(self.size) if not self._store.check([f"met/{rank}"])]
+        except (RuntimeError, dist.DistError):
+            return self.error(0, "hosts the store and was lost: the others connect to it", "rank-lost")
+        if not absent:
+            return self.error(self.rank, f"could not connect to the others: {fault}", "rank-lost")
+        reason = f"was lost, or did not make the same call within {_CONNECT_SECONDS:.0f} seconds"
+        return self.error(absent[0], reason, "rank-lost")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rank was lost, so that the connections cannot be used any more."""
+        return self._apart is None or self._apart.gloo is None
+
     def leave(self) -> None:
         """Leave the group. Ranks that wait for this rank stop waiting and report that it has left."""
         if _APART.get(self.group) is self._apart:
@@ -263,6 +309,11 @@ class Peers:
         for what in mine[0]:
             self.alike(what, [other[what] for other, *_ in gathered], doing)
         return [fact for _, fact, _ in gathered]
+
+    def first(self, look: Callable[[], T], doing: str) -> T:
+        """Return on all ranks what `look` returns on the first. If it raises there, all raise."""
+        found: T = self.same(lambda: ({}, look() if self.rank == 0 else None), doing)[0]
+        return found
 
     def alike(self, what: str, found: list[Any], doing: str) -> None:
         """Raise if a rank has another value than rank 0. All ranks have the same list."""

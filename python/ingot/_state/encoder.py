@@ -48,20 +48,25 @@ class Encoder:
         self.tensors: dict[str, Any] = {}
         self._framework = framework
         self._states = states
-        # Names by the id of a tensor. `tensors` keeps them alive, so that ids stay unique.
-        self._names: dict[int, str] = {}
+        # Names by the key of a tensor.
+        self._names: dict[Any, str] = {}
         self._nodes = 0
         # Set within keys of dicts and members of sets, which have no tensors.
         self._is_hashed = False
+        # Classes of tensors that have been met, since a tree may have many tensors.
+        self._plain: set[type] = set()
 
     def metadata(self, tree: Any) -> dict[str, str]:
         """Split `tree`. Return the metadata that describes it."""
-        text = _json(self.node(tree, ()))
-        head: dict[str, Any] = {"version": VERSION, "framework": self._framework}
+        return self.described(json_of(self.node(tree, ())))
+
+    def described(self, text: str, **facts: Any) -> dict[str, str]:
+        """Return the metadata for a tree that is JSON already. `facts` are members of the outer object."""
+        head: dict[str, Any] = {"version": VERSION, "framework": self._framework, **facts}
         if len(text) > _INLINE_NBYTES:
-            return {STATE_KEY: _json({**head, "tensor": self._store(Raw("U8", text.encode()), (STATE_KEY,))})}
-        # The tree is JSON already.
-        return {STATE_KEY: f'{_json(head)[:-1]},"tree":{text}}}'}
+            stored = self._store(Raw("U8", text.encode()), (STATE_KEY,))
+            return {STATE_KEY: json_of({**head, "tensor": stored})}
+        return {STATE_KEY: f'{json_of(head)[:-1]},"tree":{text}}}'}
 
     def node(self, value: Any, path: TreePath) -> Any:
         """Return the node of `value`."""
@@ -71,6 +76,8 @@ class Encoder:
         kind = type(value)
         if value is None or kind is bool or kind is str:
             return value
+        if kind in self._plain and not self._is_hashed:
+            return self._tensor(value, path)
         if (kind is int and -_LARGE <= value < _LARGE) or (kind is float and isfinite(value)):
             return value
         if kind is list:
@@ -94,7 +101,7 @@ class Encoder:
         values = [*values]
         if set(map(type, values)) <= {int}:
             return self.items(sorted(values), path)
-        return sorted((self._hashed(value, path) for value in values), key=_json)
+        return sorted((self._hashed(value, path) for value in values), key=json_of)
 
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
         """Return the node of a dict: an object if its keys allow it, otherwise pairs."""
@@ -151,9 +158,16 @@ class Encoder:
             context = self.node(context, (*path, "context"))
             return {"$subclass": {**node, "stride": [*value.stride()], "context": context}}
         framework = owner(value)
-        name = self._names.get(id(value)) or self._store(value, path)
-        self._names[id(value)] = name
+        key = self.key(value)
+        name = self._names.get(key) or self._store(value, path)
+        self._names[key] = name
+        if framework == self._framework and not is_live(value):
+            self._plain.add(kind)
         return {"$tensor": name if framework == self._framework else [name, framework]}
+
+    def key(self, tensor: Any) -> Any:
+        """Return a value that is equal for tensors that are stored once. `tensors` keeps them alive."""
+        return id(tensor)
 
     def _store(self, tensor: Any, path: TreePath) -> str:
         name = ".".join(map(str, path))
@@ -177,7 +191,8 @@ def _refused(path: TreePath, reason: str, code: str, found: object) -> SaveError
     return SaveError(f"{_quoted(place)}: {reason}", code=code, tensor=place, found=found)
 
 
-def _json(node: Any) -> str:
+def json_of(node: Any) -> str:
+    """Return a node as compact JSON."""
     return json.dumps(node, separators=(",", ":"), allow_nan=False)
 
 

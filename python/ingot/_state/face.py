@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, TypeAlias, Unpack, overload
 
 import ingot
 from ingot._adapters.face import Whole
@@ -56,6 +56,10 @@ class StateReport(Report):
 
     plain: dict[str, str]
     missing: list[str]
+
+
+#: Writes a state to a path.
+Prepared: TypeAlias = Callable[[str, Saving], "ingot.SaveFuture | None"]
 
 
 def payload(name: str, value: Any) -> Any:
@@ -158,6 +162,19 @@ class States:
         """Do the work of `save_state`."""
         lives = {path: value for path, value in within(state) if is_live(value)}
         return self.saved_tree(state, destination, how, self.states_of(lives))
+
+    def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
+        """Return a function that writes `state` to a path. All `ranks` call it.
+
+        `known` has plans of earlier saves, and then of this one.
+        """
+        if ranks.size > 1:
+            message = f"{self.framework} has no ranks: save by a Checkpoints of one rank only"
+            raise OptionError(message, code="not-by-ranks", found=self.framework)
+        lives = {path: value for path, value in within(state) if is_live(value)}
+        encoder = Encoder(self.framework, self.states_of(lives))
+        record = encoder.metadata(state)
+        return lambda path, how: self.write(encoder.tensors, record, path, how)
 
     def saved_tree(
         self, tree: Any, destination: Path | Writable, how: Saving, states: Mapping[int, Any]
@@ -273,13 +290,22 @@ class States:
             return self._read(checkpoint, reads, how, move, into, types)
 
         found, restoring = door.loaded(source, how, work)
+        self.apply_all(restoring)
+        return found, restoring
+
+    def apply_all(self, restoring: Restoring) -> None:
+        """Call `load_state_dict` of the live objects."""
         for live in sorted(restoring.lives, key=lambda live: isinstance(live.value, self.last)):
             try:
                 self.apply(live)
             except Exception as error:
                 error.add_note(f"ingot: in load_state_dict of `{spelled(live.path)}`")
                 raise
-        return found, restoring
+
+    def loader(self, into: Any, types: Iterable[type], how: Loading, device: Any, ranks: Any) -> Any:
+        """Return an object that loads the files of several ranks. All `ranks` call it."""
+        message = f"{self.framework} has no ranks, and several have saved the state: import torch"
+        raise OptionError(message, code="not-by-ranks", found=self.framework)
 
     def _read(
         self,

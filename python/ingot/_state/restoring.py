@@ -17,6 +17,9 @@ from ingot._write.states import head_of, tree_of
 from .decoder import Decoder, fault, unknown_class
 from .objects import TreePath, fields_of, is_live, is_tensor, spelled, within
 
+#: The tag of a list with the state of each rank.
+RANKS_TAG = "$ranks"
+
 # The module to import for tensors of a framework, if it has another name.
 _PACKAGES = {"flax": "jax", "mlx": "mlx.core"}
 
@@ -45,11 +48,20 @@ class Contents(NamedTuple):
 
     def tree(self) -> Any:
         """Return the JSON of the tree."""
+        head = self.head()
+        if "ranks" in head:
+            way_out = "load the step by ingot.Checkpoints(…).load()"
+            reason = f"{head['ranks']} ranks have saved the state to several files: {way_out}"
+            raise fault(self.shown, (), reason, "state-of-ranks", found=head["ranks"])
+        return tree_of(head, self.shown, lambda name: self.raw(name, ())[1])
+
+    def head(self) -> dict[str, Any]:
+        """Return the outer object of the state."""
         text = (self.checkpoint.metadata() or {}).get(STATE_KEY)
         if not isinstance(text, str):
             reason = f"expected {STATE_KEY} in the metadata, found none: load its tensors by load_file"
             raise fault(self.shown, (), reason, "no-state")
-        return tree_of(head_of(text, self.shown), self.shown, lambda name: self.raw(name, ())[1])
+        return head_of(text, self.shown)
 
 
 class Stored(NamedTuple):
@@ -105,6 +117,11 @@ class Restoring(Decoder):
         The paths of values that only the caller has.
     is_partial : bool
         Whether the caller loads only some of the tensors.
+    unfit : dict of str to int
+        The paths of states of another number of ranks than load, which are returned as lists.
+    rank, ranks : int
+        The number of this rank, and of the ranks that load. A state that each rank has for itself fits as
+        many ranks as have saved it.
     """
 
     def __init__(
@@ -118,6 +135,8 @@ class Restoring(Decoder):
         self.lives: list[Live] = []
         self.missing: list[str] = []
         self.is_partial = is_partial
+        self.rank, self.ranks = 0, 1
+        self.unfit: dict[str, int] = {}
         self.values = {} if into is None else dict(within(into))
         self._contents = contents
         self._planner = planner
@@ -145,6 +164,18 @@ class Restoring(Decoder):
         self.missing.clear()
         self._nodes = 0
         return self.value(node, ())
+
+    def value(self, node: Any, path: TreePath) -> Any:
+        nodes = node.get(RANKS_TAG) if type(node) is dict else None
+        if type(nodes) is not list:
+            return super().value(node, path)
+        if len(nodes) == self.ranks:
+            return super().value(nodes[self.rank], path)
+        # Without the caller's object, which takes the state of one rank.
+        self._met.add(path)
+        found = [super(Restoring, self).value(one, (*path, place)) for place, one in enumerate(nodes)]
+        self.unfit[spelled(path)] = len(nodes)
+        return found
 
     def own(self, path: TreePath) -> Any:
         return self.values.get(path)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 import ingot
 from ingot._adapters.face import Whole
-from ingot._base.options import Saving
+from ingot._base.options import Loading, Saving
 from ingot._native import Checkpoint, TensorInfo
+from ingot._ranks.local import whole_shape
 from ingot._read.door import Reads
 from ingot._read.load import tensors
 from ingot._read.moves import Moving
 from ingot._read.select import Label
 from ingot._state import optimizers
 from ingot._state.decoder import fault
-from ingot._state.face import States, other_shape, payload
+from ingot._state.face import Prepared, States, other_shape, payload
 from ingot._state.objects import TreePath, is_live, spelled
 from ingot._state.restoring import Contents, Live, Restoring, Stored
 from ingot._state.rng import RNG as RNG
@@ -58,6 +59,24 @@ class _States(States):
         for paths in numbered.values():
             _refuse_equal_keys(paths)
         return states
+
+    def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
+        if ranks.size == 1:
+            return super().prepared(state, ranks, known)
+        # Imported here: most saves are of one process.
+        from ._save_state_by_ranks import prepared
+
+        return prepared(self, state, ranks, known)
+
+    def loader(self, into: Any, types: Iterable[type], how: Loading, device: Any, ranks: Any) -> Any:
+        from ._load_state_by_ranks import Loader
+
+        return Loader(self, into, types, how, device, ranks)
+
+    def place(self, own: Any, stored: Stored, path: TreePath, restoring: Restoring) -> None:
+        if whole_shape(own) != stored.shape:
+            raise other_shape(restoring.shown, path, whole_shape(own), stored.shape)
+        restoring.filled[path] = own, stored.name
 
     def write(
         self, stored: dict[str, Any], record: dict[str, str], destination: Path | Writable, how: Saving
@@ -135,7 +154,7 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
         "missing in the file": [name for name in own if name not in stored and not restoring.is_partial],
         "unexpected in the file": [name for name in stored if name not in own],
     }
-    shapes = [name for name in own if name in stored and tuple(own[name].shape) != stored[name].shape]
+    shapes = [name for name in own if name in stored and whole_shape(own[name]) != stored[name].shape]
     if not shapes and not any(lists.values()):
         for name, one in stored.items():
             restoring.filled[(*live.path, names[name])] = own[name], one.name
@@ -144,7 +163,7 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
         # `load_state_dict` gets new tensors, and decides.
         return
     if shapes:
-        expected, found = own[shapes[0]].shape, stored[shapes[0]].shape
+        expected, found = whole_shape(own[shapes[0]]), stored[shapes[0]].shape
         raise other_shape(restoring.shown, (*live.path, shapes[0]), expected, found)
     lines = differences(lists, stored, own)
     reason = f"the {type(module).__name__} and its state in the file have other tensors:"

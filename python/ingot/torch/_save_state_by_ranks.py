@@ -1,0 +1,507 @@
+"""Save a training state by many ranks: each writes a file with the parts of tensors that it holds.
+
+A tensor that several ranks hold whole is stored once, after they have compared their values. The first rank
+has the tree. An object with a state of its own, such as a random number generator, is stored once if all
+ranks have the same state, and otherwise once for each rank.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from hashlib import sha256
+from itertools import islice
+from operator import is_
+from secrets import token_hex
+from typing import Any, NamedTuple
+
+import torch
+
+from ingot import SaveFuture
+from ingot._base.options import Saving
+from ingot._base.text import _quoted, located
+from ingot._native import hash_object
+from ingot._ranks.local import held, is_distributed, is_dtensor
+from ingot._ranks.peers import Peers, raw
+from ingot._ranks.placements import Part
+from ingot._state.encoder import Encoder, Raw, json_of
+from ingot._state.face import Prepared, payload
+from ingot._state.objects import TreePath, is_live, spelled, within
+from ingot._state.restoring import RANKS_TAG
+from ingot._write.save import write_file
+from ingot._write.states import tensors_in
+from ingot.errors import SaveError
+
+from ._save_by_ranks import Looked, Spec, Together
+from ._save_by_ranks import _Mine as Mine
+from ._tensors import PLAIN_CLASSES, _export, copied, storable
+
+#: The key of the parts of tensors in the metadata of a file: FORMAT.md, "Folders of checkpoints".
+PARTS_KEY = "ingot.parts"
+
+# The bytes that are compared at a time.
+_WINDOW_NBYTES = 32 << 20
+
+
+class Apart(NamedTuple):
+    """The state of an object that each rank may have for itself."""
+
+    path: TreePath
+    node: Any
+    names: list[str]
+
+
+class Encoded(Encoder):
+    """Splits the tree of a rank. States of objects are apart, except those of modules and optimizers.
+
+    Attributes
+    ----------
+    apart : list of Apart
+        The states apart. The node of each is a list with its number under the tag.
+    """
+
+    def __init__(self, states: Mapping[int, Any], apart: set[int]) -> None:
+        super().__init__("torch", states)
+        self.apart: list[Apart] = []
+        self._ids = apart
+
+    def key(self, tensor: Any) -> Any:
+        """Return a value that is equal for names of one tensor, such as tied weights."""
+        if type(tensor) in PLAIN_CLASSES:
+            return tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
+        if is_dtensor(tensor):
+            local = tensor._local_tensor
+            place = local.data_ptr() or id(tensor)
+            return place, tensor.shape, tensor.placements, local.stride(), local.dtype
+        return id(tensor)
+
+    def _object(self, value: Any, path: TreePath) -> Any:
+        if id(value) not in self._ids or self._is_hashed:
+            return super()._object(value, path)
+        first, names, self._names = len(self.tensors), self._names, {}
+        node = super()._object(value, path)
+        self._names = names
+        own = [*islice(self.tensors, first, None)]
+        if any(is_distributed(self.tensors[name]) for name in own):
+            return node
+        self.apart.append(Apart(path, node, own))
+        return {RANKS_TAG: len(self.apart) - 1}
+
+
+class Plan(NamedTuple):
+    """Who writes which tensors of a structure. It is kept for later saves of the same structure.
+
+    Attributes
+    ----------
+    names, specs : list
+        This rank's tensors, and their dtypes, shapes and placements.
+    token : str
+        Random digits, which the plans of all ranks have.
+    mine : list of str
+        The tensors that this rank writes.
+    parts : str
+        The record of those that are parts of tensors.
+    replicas : dict of (tuple of int) to list of str
+        The tensors whose values several ranks have to compare, by these ranks.
+    """
+
+    names: list[str]
+    specs: list[Any]
+    token: str
+    mine: list[str]
+    parts: str
+    replicas: dict[tuple[int, ...], list[str]]
+
+
+def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepared:
+    """Return a function that writes this rank's file. All ranks call it, and none has written anything.
+
+    `known` has the plan of the save before, and then the plan of this one.
+    """
+    with peers.step("looking at the state"):
+        encoded, text, joint = _encoded(states, state)
+        names, specs = _structure(encoded)
+        plan = next((one for one in known if one.names == names and _are_same(one.specs, specs)), None)
+        apart = [_digest_of(encoded, one) for one in encoded.apart]
+    paths = [spelled(one.path) for one in encoded.apart]
+    facts = peers.gather((plan and plan.token, sha256(text).digest(), paths, apart), "comparing the states")
+    tokens, texts, places, digests = zip(*facts, strict=True)
+    tree = text.decode() if len({*texts}) == 1 else _tree(text, joint, peers)
+    peers.alike("tree", [*places], "comparing the states")
+    own = [at for at in range(len(apart)) if len({of_rank[at] for of_rank in digests}) > 1]
+    shared = [at for at in range(len(apart)) if at not in own]
+    if plan is None or len({*tokens}) > 1:
+        plan = _planned(encoded, names, specs, peers)
+        known[:] = [plan]
+    _compare(plan, encoded, peers)
+    nodes = _nodes(encoded, own, shared, peers)
+    mine = {name: _local(encoded.tensors[name]) for name in plan.mine}
+    for at, one in enumerate(encoded.apart):
+        if at in own:
+            mine |= {f"{name}@{peers.rank}": encoded.tensors[name] for name in one.names}
+        elif at % peers.size == peers.rank:
+            mine |= {name: encoded.tensors[name] for name in one.names}
+    if peers.rank == 0:
+        before = len(encoded.tensors)
+        record = encoded.described(_filled(tree, nodes), ranks=peers.size)
+        mine |= dict(islice(encoded.tensors.items(), before, None))
+    else:
+        record = Encoder("torch", {}).described("null", ranks=peers.size)
+    return partial(_write, mine, record, plan.parts)
+
+
+def _write(
+    mine: dict[str, Any], record: dict[str, str], parts: str, path: str, how: Saving
+) -> SaveFuture | None:
+    how = how._replace(metadata={**(how.metadata or {}), PARTS_KEY: parts})
+    known: dict[str, Any] = {"export": _export, "shared": "copy", "records": record}
+    return write_file(path, mine, payload, how, copies=_copied, **known)
+
+
+def _copied(stored: dict[str, Any]) -> dict[str, Any]:
+    own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
+    return {**stored, **copied(own, "device")}
+
+
+# Looking at a rank's state
+
+
+def _encoded(states: Any, state: Any) -> tuple[Encoded, bytes, list[TreePath]]:
+    """Return a rank's tensors, the text of its tree, and the paths whose names ranks may share out."""
+    lives = {path: value for path, value in within(state) if is_live(value)}
+    joint = (torch.nn.Module, torch.optim.Optimizer)
+    apart = {id(live) for live in lives.values() if not isinstance(live, joint)}
+    encoded = Encoded(states.states_of(lives), apart)
+    text = json_of(encoded.node(state, ())).encode()
+    return encoded, text, [path for path, live in lives.items() if isinstance(live, joint)]
+
+
+def _structure(encoded: Encoded) -> tuple[list[str], list[Any]]:
+    """Return the names of this rank's tensors, and facts of each that decide who writes it."""
+    apart = {name for one in encoded.apart for name in one.names}
+    names = [name for name in encoded.tensors if name not in apart] if apart else [*encoded.tensors]
+    return names, [_facts(encoded.tensors[name]) for name in names]
+
+
+def _facts(value: Any) -> Any:
+    if is_dtensor(value):
+        return value._spec
+    if type(value) is Raw:
+        return (value.dtype, len(value.data))
+    return getattr(value, "dtype", None), tuple(getattr(value, "shape", ()))
+
+
+def _are_same(before: list[Any], now: list[Any]) -> bool:
+    # Specs of DTensors are mostly the same objects, and slow to compare.
+    return all(map(is_, before, now)) or before == now
+
+
+def _local(value: Any) -> Any:
+    """Return the memory of this rank."""
+    if is_dtensor(value):
+        return value._local_tensor
+    return held(value).local if is_distributed(value) else value
+
+
+def _digest_of(encoded: Encoded, one: Apart) -> bytes:
+    """Return the digest of a state apart, with its tensors."""
+    total = sha256(json_of(one.node).encode())
+    for name in one.names:
+        total.update(_values_digest([(name, encoded.tensors[name])]))
+    return total.digest()
+
+
+# The plan
+
+
+class _Holding(Together):
+    """The tensors of all ranks, of any class."""
+
+    def _look(self, looked: Looked) -> Mine:
+        known: dict[Part, int] = {}
+        kinds = array("I")
+        specs = []
+        for name, one in looked.held.items():
+            part, spec = _outline(name, one, self._known)
+            specs.append(spec)
+            kinds.append(known.setdefault(part, len(known)))
+        return Mine([*looked.held], specs, kinds, [*known], {})
+
+    # By the spec of a DTensor, since a state has many equal ones.
+    _known: dict[Any, tuple[Part, Spec]]
+
+    def __init__(self, tensors: Mapping[str, Any], peers: Peers) -> None:
+        self._known = {}
+        held: Any = tensors
+        super().__init__(lambda: Looked(held, {}), peers)
+
+    def holders(self) -> dict[str, list[tuple[int, Part]]]:
+        """Return the ranks that hold each tensor, and their parts."""
+        return self._holders
+
+
+def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tuple[Part, Spec]:
+    """Return the part of a tensor that this rank holds, and what the whole tensor is."""
+    if is_dtensor(value):
+        spec = value._spec
+        key = spec.placements, id(spec.mesh), tuple(value.shape), value.dtype
+        if key not in known:
+            known[key] = _of_distributed(name, value)
+        return known[key]
+    if isinstance(value, torch.Tensor):
+        if is_distributed(value):
+            return _of_distributed(name, value)
+        shape = tuple(value.shape)
+        key = value.dtype, shape, type(value)
+        if key not in known or type(value) not in PLAIN_CLASSES:
+            known[key] = Part.whole(shape), Spec(storable(name, value), shape, value.itemsize)
+        return known[key]
+    made = payload(name, value)
+    code, shape = made[0], tuple(made[1])
+    return Part.whole(shape), Spec(code, shape, memoryview(made[2]).nbytes // max(1, _count(shape)))
+
+
+def _count(shape: Iterable[int]) -> int:
+    found = 1
+    for size in shape:
+        found *= size
+    return found
+
+
+def _of_distributed(name: str, value: Any) -> tuple[Part, Spec]:
+    try:
+        part, local = held(value)
+    except ValueError as error:
+        kind = type(value).__name__
+        raise located(SaveError, f"{error}", code="no-values", tensor=name, found=kind) from None
+    return part, Spec(storable(name, local), part.shape, local.itemsize)
+
+
+def _planned(encoded: Encoded, names: list[str], specs: list[Any], peers: Peers) -> Plan:
+    """Agree on who writes which tensors."""
+    together = _Holding({name: encoded.tensors[name] for name in names}, peers)
+    gathered = peers.gather((*_meshes(encoded, names), token_hex(8)), "planning")
+    with peers.step("planning"):
+        pairs = ((name, dict(writers)) for name, writers in together.writers.items())
+        mine = {name: writers[peers.rank] for name, writers in pairs if peers.rank in writers}
+        replicas = _replicas(together.holders(), _numbered([one[:2] for one in gathered]))
+    return Plan(names, specs, gathered[0][2], [*mine], _record(mine), replicas)
+
+
+def _record(mine: Mapping[str, Part]) -> str:
+    """Return the record of the parts in a file: their shapes, and the intervals along each dimension."""
+    known: dict[Part, int] = {}
+    of = {name: known.setdefault(part, len(known)) for name, part in mine.items() if not part.is_whole()}
+    return json_of({"parts": [[part.shape, part.intervals] for part in known], "tensors": of})
+
+
+def _meshes(encoded: Encoded, names: list[str]) -> tuple[list[tuple[int, ...]], dict[str, int]]:
+    """Return the ranks of the meshes of this rank's DTensors, and the number of the mesh of each."""
+    meshes: dict[tuple[int, ...], int] = {}
+    known: dict[int, int] = {}
+    own: dict[str, int] = {}
+    for name in names:
+        value = encoded.tensors[name]
+        if is_dtensor(value):
+            mesh = value._spec.mesh
+            if id(mesh) not in known:
+                known[id(mesh)] = meshes.setdefault(tuple(mesh.mesh.flatten().tolist()), len(meshes))
+            own[name] = known[id(mesh)]
+    return [*meshes], own
+
+
+def _numbered(gathered: list[tuple[list[tuple[int, ...]], dict[str, int]]]) -> list[dict[str, int]]:
+    """Return the meshes of each rank's DTensors with the same numbers on all ranks."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return [
+        {name: numbers.setdefault(meshes[number], len(numbers)) for name, number in own.items()}
+        for meshes, own in gathered
+    ]
+
+
+def _replicas(
+    holders: Mapping[str, list[tuple[int, Part]]], meshes: list[dict[str, int]]
+) -> dict[tuple[int, ...], list[str]]:
+    """Return the tensors whose values have to be compared, by the ranks that hold the same part.
+
+    Ranks of one mesh hold the same values by the definition of a DTensor.
+    """
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, of in holders.items():
+        if len(of) < 2 or len({meshes[rank].get(name, -1 - rank) for rank, _ in of}) == 1:
+            continue
+        parts: dict[Part, list[int]] = {}
+        for rank, part in of:
+            parts.setdefault(part, []).append(rank)
+        for ranks in parts.values():
+            if len(ranks) > 1:
+                found.setdefault(tuple(ranks), []).append(name)
+    return found
+
+
+# The tree
+
+
+def _tree(text: bytes, joint: list[TreePath], peers: Peers) -> str:
+    """Return the tree of all ranks, which may differ in the names within modules and optimizers."""
+    gathered = peers.gather((text, joint), "comparing the trees")
+    with peers.step("comparing the trees"):
+        nodes = [json.loads(one) for one, _ in gathered]
+        return json_of(_merged(nodes, (), {path for _, paths in gathered for path in paths}, peers))
+
+
+def _merged(nodes: list[Any], path: TreePath, joint: set[TreePath], peers: Peers) -> Any:
+    """Return the node of all ranks. Raises if they differ outside of the names of modules and optimizers."""
+    first = nodes[0]
+    other = next((rank for rank, one in enumerate(nodes) if one != first), None)
+    if other is None:
+        return first
+    is_joint = any(path[: len(one)] == one for one in joint)
+    kinds = set(map(type, nodes))
+    if kinds == {dict}:
+        names = dict.fromkeys(name for one in nodes for name in one)
+        tagged = any(name.startswith("$") for name in names)
+        if all(one.keys() == first.keys() for one in nodes) or (is_joint and not tagged):
+            return {
+                name: _merged(
+                    [one[name] for one in nodes if name in one],
+                    path if name.startswith("$") else (*path, name),
+                    joint,
+                    peers,
+                )
+                for name in names
+            }
+        if is_joint and tagged and "$dict" in names:
+            raise _equal_keys(path, other, peers)
+    if kinds == {list}:
+        if is_joint and all(type(one) is str for of in nodes for one in of):
+            # The names of the parameters of a group.
+            return [*dict.fromkeys(one for of in nodes for one in of)]
+        if len({len(one) for one in nodes}) == 1:
+            places = range(len(first))
+            inner = path if is_joint else None
+            return [
+                _merged([one[at] for one in nodes], (*path, at) if inner is None else inner, joint, peers)
+                for at in places
+            ]
+        if is_joint:
+            raise _equal_keys(path, other, peers)
+    raise _differs(path, first, nodes[other], other, peers)
+
+
+def _equal_keys(path: TreePath, rank: int, peers: Peers) -> SaveError:
+    place = spelled(path)
+    reason = f"rank {rank} of {peers.size} has another state than rank 0 under equal integers"
+    way_out = "put the module of the parameters into the same tree, for their names"
+    return SaveError(f"{_quoted(place)}: {reason}: {way_out}", code="equal-keys", tensor=place, found=rank)
+
+
+def _differs(path: TreePath, expected: Any, found: Any, rank: int, peers: Peers) -> SaveError:
+    place = spelled(path)
+    shown = [f"{json_of(one)[:80]}" for one in (expected, found)]
+    reason = (
+        f"rank {rank} of {peers.size} has another value than rank 0: expected {shown[0]}, found {shown[1]}"
+    )
+    way_out = "make them equal, or put them into an object with state_dict, which is saved for each rank"
+    return SaveError(f"{_quoted(place)}: {reason}: {way_out}", code="ranks-differ", tensor=place, found=found)
+
+
+def _nodes(encoded: Encoded, own: list[int], shared: list[int], peers: Peers) -> list[Any]:
+    """Return the nodes of the states apart: of those that differ a list of the ranks' nodes."""
+    renamed: dict[int, Any] = {}
+    for at in own:
+        node = json.loads(json_of(encoded.apart[at].node))
+        for inner, tag, name in [*tensors_in(node)]:
+            called = f"{name}@{peers.rank}"
+            inner[tag] = [called, inner[tag][1]] if type(inner[tag]) is list else called
+        renamed[at] = node
+    gathered = peers.gather(renamed, "comparing the states") if own else []
+    nodes: list[Any] = [None] * len(encoded.apart)
+    for at in shared:
+        nodes[at] = encoded.apart[at].node
+    for at in own:
+        nodes[at] = {RANKS_TAG: [one[at] for one in gathered]}
+    return nodes
+
+
+def _filled(tree: str, nodes: list[Any]) -> str:
+    """Return the tree with the states apart in their places."""
+    if not nodes:
+        return tree
+    for at, node in enumerate(nodes):
+        # Keys of the caller that begin with "$" are not written as keys.
+        tree = tree.replace(json_of({RANKS_TAG: at}), json_of(node))
+    return tree
+
+
+# Values that several ranks hold
+
+
+def _compare(plan: Plan, encoded: Encoded, peers: Peers) -> None:
+    """Raise on all ranks if tensors that several ranks hold have different values."""
+    doing = "comparing tensors that several ranks have"
+    groups = plan.replicas.items()
+    with peers.step(doing):
+        own = {ranks: _digest_among(encoded, names) for ranks, names in groups if peers.rank in ranks}
+    gathered = peers.gather(own, doing)
+    differing = [ranks for ranks in plan.replicas if len({gathered[rank][ranks] for rank in ranks}) > 1]
+    if not differing:
+        return
+    ranks = differing[0]
+    mine = [_digest_among(encoded, [name]) for name in plan.replicas[ranks]] if peers.rank in ranks else []
+    each = peers.gather(mine, doing)
+    for at, name in enumerate(plan.replicas[ranks]):
+        other = next((rank for rank in ranks if each[rank][at] != each[ranks[0]][at]), None)
+        if other is not None:
+            raise _mixed(name, ranks[0], other, peers)
+
+
+def _mixed(name: str, first: int, rank: int, peers: Peers) -> SaveError:
+    reason = f"ranks {first} and {rank} of {peers.size} have different values, and a tensor is stored once"
+    way_out = "broadcast it, call it differently on each rank, or have an object with state_dict keep it"
+    return located(SaveError, f"{reason}: {way_out}", code="ranks-differ", tensor=name, found=rank)
+
+
+def _digest_among(encoded: Encoded, names: list[str]) -> bytes:
+    return _values_digest((name, _local(encoded.tensors[name])) for name in names)
+
+
+def _values_digest(values: Iterable[tuple[str, Any]]) -> bytes:
+    """Return a digest of the bytes of tensors."""
+    total = sha256()
+    for piece in _in_windows(values):
+        total.update(bytes.fromhex(hash_object(piece, "a tensor", "blake3") or ""))
+    return total.digest()
+
+
+def _in_windows(values: Iterable[tuple[str, Any]]) -> Iterator[memoryview]:
+    """Yield the bytes of tensors, small ones of a dtype together."""
+    group: list[torch.Tensor] = []
+    nbytes = 0
+    for name, value in values:
+        if not isinstance(value, torch.Tensor):
+            yield memoryview(payload(name, value)[2]).cast("B")
+            continue
+        own = value.detach()
+        if group and (
+            own.dtype != group[0].dtype or own.device != group[0].device or nbytes > _WINDOW_NBYTES
+        ):
+            yield _bytes_of(group)
+            group, nbytes = [], 0
+        group.append(own)
+        nbytes += own.nbytes
+    if group:
+        yield _bytes_of(group)
+
+
+def _bytes_of(group: list[torch.Tensor]) -> memoryview:
+    plain = group
+    if group[0].is_complex():
+        plain = [torch.view_as_real(one.resolve_conj()) for one in group]
+    elif group[0].itemsize == 1:
+        plain = [raw(one) for one in group]
+    flat = plain[0].reshape(-1) if len(plain) == 1 else torch._C._nn.flatten_dense_tensors(plain)
+    found: Any = flat.contiguous().cpu().view(torch.uint8).numpy()
+    return memoryview(found)
