@@ -354,7 +354,12 @@ def config_beside(
         except (FileNotFoundError, PermissionError):
             # Stores that do not allow listing answer with this status if the file does not exist.
             return None
-    path = os.path.join(os.path.dirname(path), CONFIG)
+    return file_beside(path, CONFIG)
+
+
+def file_beside(path: str, name: str) -> ConfigFile | None:
+    """Read a local file of JSON beside the model at `path`. Return None if it does not exist."""
+    path = os.path.join(os.path.dirname(path), name)
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise _unusable(path, "is not a regular file")

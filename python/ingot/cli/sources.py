@@ -158,6 +158,8 @@ def text_of(value: object) -> str:
 class Foreign:
     """A file of another format, or several. No value has been read."""
 
+    index: str | None = None
+
     def __init__(self, path: str, listing: Listing) -> None:
         self.path = path
         self.files = listing.files

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
+from ingot._read.kind import Kind, configurations, kind_of
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, count, cut, described, nbytes, plural, printing, shape, shown
 from ingot.cli.sources import looked_into
@@ -42,9 +43,10 @@ class Totals(NamedTuple):
 @arguments.path
 @printing
 def command(screen: Screen, path: str) -> int:
-    """Print a summary of a file on one screen: format, dtypes, largest tensors, metadata.
+    """Print a summary of a file on one screen: kind, format, dtypes, largest tensors, metadata.
 
-    Also summarises files that `ingot convert` reads. Only headers are read.
+    The kind is what the names and shapes of the tensors show: a LoRA and its rank, a language model and its
+    size, a quantisation. Also summarises files that `ingot convert` reads. Only headers are read.
     """
     source = looked_into(path)
     infos: Sequence[Row] = source.infos()
@@ -60,6 +62,10 @@ def command(screen: Screen, path: str) -> int:
             room = screen.width - _LABEL - 2
             screen.say(f"  {head:<{_LABEL}}{cut(text, room) if screen.is_terminal else text}".rstrip())
     return 0
+
+
+def _kind(source: Looked, infos: Sequence[Row]) -> Kind:
+    return kind_of(infos, source.metadata(), configurations(source.index or source.files[0]))
 
 
 def _totals(infos: Sequence[Row]) -> dict[str, Totals]:
@@ -89,6 +95,7 @@ def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> d
         "parameters": total.parameters,
         "tensor_nbytes": total.nbytes,
         "dtypes": described(dtypes),
+        "kind": described(_kind(source, infos)),
         "metadata": source.metadata(),
         "others": described(source.others()),
     }
@@ -97,8 +104,10 @@ def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> d
 def _parts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
     total = _sum(dtypes)
     parameters = total.parameters
+    text = _kind(source, infos).text
     files = plural(len(source.files), "file")
     parts = [
+        ("kind", [text] if text else []),
         ("format", [f"{source.format}, {files} of {nbytes(source.nbytes_of_files())}"]),
         ("tensors", [f"{len(infos):,}"]),
         ("parameters", [f"{count(parameters)} ({parameters:,})" if parameters >= 1000 else str(parameters)]),
