@@ -2,6 +2,7 @@
 
 import { escapeName } from "../src/errors.js";
 import { copying, facts, h, table as tableOf } from "./dom.js";
+import { kindText } from "./kind.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";
 import { count, many, nbytes, shapeText, share, whole } from "./wording.js";
@@ -28,13 +29,19 @@ export function overview(table, { openTensor }) {
     h("h2", {}, escapeName(name)),
     facts([
       ["Path", name === table.label ? null : escapeName(table.label)],
+      ["Kind", kindText(table, metadata) || null],
       ["Format", table.format],
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
-      ["Parameters", `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`],
+      [
+        "Parameters",
+        `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`,
+      ],
       [
         "Parameters as stored",
-        isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null,
+        isQuantised
+          ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})`
+          : null,
       ],
       ["Quantisation", typeof method === "string" ? escapeName(method) : null],
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
@@ -56,7 +63,8 @@ export function nameOf(label) {
 function dtypes(table) {
   const found = new Map();
   table.tensors.forEach((tensor, number) => {
-    const one = found.get(tensor.dtype) ?? { tensors: 0, elements: 0, nbytes: 0 };
+    const one = found.get(tensor.dtype) ??
+      { tensors: 0, elements: 0, nbytes: 0 };
     found.set(tensor.dtype, {
       tensors: one.tensors + 1,
       elements: one.elements + table.elements[number],
@@ -69,7 +77,10 @@ function dtypes(table) {
     "div",
     { class: "bar", "aria-hidden": "true" },
     rows.map(([dtype, { nbytes: size }]) => {
-      const part = h("span", { class: `dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`, title: dtype });
+      const part = h("span", {
+        class: `dtype-${DTYPE_NAMES.indexOf(dtype) % 8}`,
+        title: dtype,
+      });
       part.style.flexGrow = String(size);
       return part;
     }),
@@ -84,7 +95,13 @@ function dtypes(table) {
       ["Dtype", "Tensors", "Elements", "Size", "Share"],
       rows.map((
         [dtype, one],
-      ) => [dtype, whole(one.tensors), count(one.elements), nbytes(one.nbytes), share(one.nbytes, all)]),
+      ) => [
+        dtype,
+        whole(one.tensors),
+        count(one.elements),
+        nbytes(one.nbytes),
+        share(one.nbytes, all),
+      ]),
       [1, 2, 3, 4],
     ),
   );
@@ -109,7 +126,12 @@ function largest(table, openTensor) {
       ["Name", "Dtype", "Shape", "Size"],
       [...numbers.subarray(0, LARGEST)].map((number) => {
         const tensor = table.tensors[number];
-        return [link(number), tensor.dtype, shapeText(tensor), nbytes(tensor.nbytes)];
+        return [
+          link(number),
+          tensor.dtype,
+          shapeText(tensor),
+          nbytes(tensor.nbytes),
+        ];
       }),
       [3],
     ),
@@ -117,15 +139,22 @@ function largest(table, openTensor) {
 }
 
 export function shortName(name) {
-  return name === "" ? "(no name)" : name.length > 120 ? `${escapeName(name.slice(0, 120))}…` : escapeName(name);
+  return name === ""
+    ? "(no name)"
+    : name.length > 120
+    ? `${escapeName(name.slice(0, 120))}…`
+    : escapeName(name);
 }
 
 /** Oddities of the model, each with a code. */
 function warnings(table) {
   const found = [...table.warnings];
-  const misaligned = table.tensors.filter((_, number) => isMisaligned(table, number));
+  const misaligned = table.tensors.filter((_, number) =>
+    isMisaligned(table, number)
+  );
   if (misaligned.length > 0) {
-    const names = misaligned.slice(0, 3).map(({ name }) => shortName(name)).join(", ");
+    const names = misaligned.slice(0, 3).map(({ name }) => shortName(name))
+      .join(", ");
     found.push([
       "misaligned",
       `${
@@ -134,36 +163,55 @@ function warnings(table) {
     ]);
   }
   const empty = table.tensors.filter(({ nbytes: size }) => size === 0).length;
-  if (empty > 0) found.push(["empty-tensor", `${many(empty, "tensor has", "tensors have")} no elements`]);
+  if (empty > 0) {
+    found.push([
+      "empty-tensor",
+      `${many(empty, "tensor has", "tensors have")} no elements`,
+    ]);
+  }
   if (found.length === 0) return null;
   return h(
     "section",
     { class: "card" },
     h("h3", {}, "Warnings"),
-    h("ul", {}, found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`))),
+    h(
+      "ul",
+      {},
+      found.slice(0, MOST_WARNINGS).map(([code, text]) =>
+        h("li", {}, h("code", {}, code), ` ${text}`)
+      ),
+    ),
   );
 }
 
 export function isMisaligned(table, number) {
-  return table.position(number) % Math.min(8, unitOf(table.tensors[number].dtype).nbytes) !== 0 &&
+  return table.position(number) %
+          Math.min(8, unitOf(table.tensors[number].dtype).nbytes) !== 0 &&
     table.tensors[number].nbytes > 0;
 }
 
 function text(value, most = 300) {
-  return value === undefined ? null : escapeName(value.slice(0, most)) + (value.length > most ? "…" : "");
+  return value === undefined
+    ? null
+    : escapeName(value.slice(0, most)) + (value.length > most ? "…" : "");
 }
 
 function specCard(metadata) {
   const of = (key) => metadata.get(`modelspec.${key}`);
-  const keys = [...metadata.keys()].filter((key) => key.startsWith("modelspec.") && key !== "modelspec.thumbnail");
+  const keys = [...metadata.keys()].filter((key) =>
+    key.startsWith("modelspec.") && key !== "modelspec.thumbnail"
+  );
   if (keys.length === 0) return null;
   const thumbnail = of("thumbnail") ?? "";
-  const isShown = thumbnail.length <= MOST_THUMBNAIL && THUMBNAIL.test(thumbnail);
+  const isShown = thumbnail.length <= MOST_THUMBNAIL &&
+    THUMBNAIL.test(thumbnail);
   return h(
     "section",
     { class: "card" },
     h("h3", {}, text(of("title")) ?? "ModelSpec"),
-    isShown ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 }) : null,
+    isShown
+      ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 })
+      : null,
     facts(
       keys.filter((key) => key !== "modelspec.title").map((
         key,
@@ -191,7 +239,13 @@ function loraCard(metadata) {
       ["Epochs", of("num_epochs") ?? of("epoch")],
       ["Steps", of("steps")],
       ["Learning rate", of("learning_rate")],
-      ["Tags", tags.length > 0 ? tags.map(([tag, times]) => `${text(tag, 60)} (${whole(times)})`).join(", ") : null],
+      [
+        "Tags",
+        tags.length > 0
+          ? tags.map(([tag, times]) => `${text(tag, 60)} (${whole(times)})`)
+            .join(", ")
+          : null,
+      ],
     ]),
   );
 }
@@ -217,7 +271,10 @@ function raw(metadata) {
     [key, value],
   ) => [
     h("span", { class: "long" }, text(key)),
-    h("div", { class: "value", tabindex: value.length > SHORT_VALUE ? "0" : null }, text(value, LONGEST_VALUE)),
+    h("div", {
+      class: "value",
+      tabindex: value.length > SHORT_VALUE ? "0" : null,
+    }, text(value, LONGEST_VALUE)),
     copying(() => value),
   ]);
   return h(
