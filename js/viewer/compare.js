@@ -1,12 +1,13 @@
 // Two models side by side: tensors in only one of them, differences in dtype or shape, and distances of the values.
 
 import { escapeName } from "../src/errors.js";
-import { button, card, h, table as tableOf } from "./dom.js";
+import { button, card, facts, h, named, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { nameOf, shortName } from "./overview.js";
-import { domainOf, heatmap, histogram } from "./plots.js";
-import { natural } from "./tree.js";
+import { domainOf, heatmap, scaled } from "./plots.js";
+import { DTYPE_NUMBERS } from "./table.js";
+import { natural, Tree } from "./tree.js";
 import { many, real, shapeText, share, whole } from "./wording.js";
 
 /** Rows in the document; an export has all of them. */
@@ -14,6 +15,8 @@ const MOST_ROWS = 150;
 const BINS = 64;
 const CELLS = [192, 192];
 const SAMPLE = 64 << 20;
+/** Values of both models that are compared without a request of the user, in bytes, if they are on this machine. */
+const AT_ONCE = 1 << 30;
 
 /** Rows of a comparison: `kind` is `added`, `removed`, `dtype`, `shape` or `same`, according to the headers. */
 export function matched(one, two) {
@@ -52,11 +55,34 @@ function suggestRenames(rows, one, two) {
   }
 }
 
-const WORDS = { same: "alike", dtype: "of another dtype", shape: "of another shape" };
-const COLUMNS = ["Name", "Headers", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
+const WORDS = { same: "with equal headers", dtype: "of another dtype", shape: "of another shape" };
+/** The kinds of differences, the largest first, and their words. A tensor that was not compared yet is of no kind. */
+const CHANGES = {
+  removed: "only in the first",
+  added: "only in the second",
+  shape: "shape",
+  dtype: "dtype",
+  values: "values",
+  unknown: "not compared",
+  equal: "equal",
+};
+const RANKS = Object.keys(CHANGES);
+
+/** How a tensor differs, by its headers and, once they are compared, by its values. */
+function changeOf({ kind, found }) {
+  if (kind !== "same") return kind;
+  if (!found) return "unknown";
+  return found.different > 0 ? "values" : "equal";
+}
+
+function isDifferent(row) {
+  return RANKS.indexOf(changeOf(row)) < RANKS.indexOf("unknown");
+}
+
+const COLUMNS = ["Name", "Difference", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
 const SORTS = {
   Name: () => 0,
-  Headers: (row) => ["added", "removed", "shape", "dtype", "same"].indexOf(row.kind),
+  Difference: (row) => RANKS.indexOf(changeOf(row)) - (row.found?.relative > 0 ? 1 - 1 / (1 + row.found.relative) : 0),
   Equal: ({ found }) => (found ? 1 - found.different / found.count : 2),
   "Largest |Δ|": ({ found }) => -(found?.largest ?? -1),
   "Relative L2": ({ found }) => -(found?.relative ?? -1),
@@ -72,22 +98,75 @@ export class Comparison {
     this.two = two;
     /** @type {any[]} */
     this.rows = matched(one, two);
-    this.sort = "Name";
+    this.sort = "Difference";
+    this.onlyDifferent = false;
+    this.told = "";
     this.pairs = this.rows.filter(({ kind }) => kind === "same" || kind === "dtype");
     this.byName = new Map(this.rows.map((row) => [row.name, row]));
+    this.tree = new Tree(this.#both());
+  }
+
+  /** The tensors of both models, as a table for a tree: of a pair the first one. */
+  #both() {
+    const places = this.rows.map((row) => (row.one === undefined ? [this.two, row.two] : [this.one, row.one]));
+    const numbers = new Map(this.rows.map(({ name }, number) => [name, number]));
+    return {
+      tensors: places.map(([table, number]) => table.tensors[number]),
+      elements: Float64Array.from(places, ([table, number]) => table.elements[number]),
+      dtype: Uint8Array.from(places, ([table, number]) => DTYPE_NUMBERS.get(table.tensors[number].dtype)),
+      numberOf: (name) => numbers.get(name),
+    };
+  }
+
+  /** The change of a node of the tree: a word for a tensor, and for a module the number of tensors that differ. */
+  changeOf(node) {
+    const { tree } = this;
+    if (!tree.isModule(node)) {
+      const row = this.rows[tree.tensor[node]];
+      return { text: CHANGES[changeOf(row)].replace("only in the ", ""), isDifferent: isDifferent(row) };
+    }
+    const number = this.#differing(node);
+    return {
+      text: number === 0 ? (this.isCompared ? "equal" : "") : `${whole(number)} differ`,
+      isDifferent: number > 0,
+    };
+  }
+
+  #counted = new Map();
+
+  #differing(node) {
+    const { tree } = this;
+    if (!tree.isModule(node)) return Number(isDifferent(this.rows[tree.tensor[node]]));
+    if (this.#counted.has(node)) return this.#counted.get(node);
+    let sum = 0;
+    const members = tree.members.get(node);
+    if (members) { for (const member of members) sum += this.#differing(member); }
+    else for (let child = tree.first[node]; child >= 0; child = tree.next[child]) sum += this.#differing(child);
+    this.#counted.set(node, sum);
+    return sum;
+  }
+
+  get isCompared() {
+    return this.pairs.every(({ found }) => found !== undefined);
+  }
+
+  /** Whether a tensor of the tree is shown: all are, or those that differ. */
+  get filter() {
+    return this.onlyDifferent ? (_, number) => isDifferent(this.rows[number]) : null;
   }
 
   screen(context) {
     this.context = context;
     const chosen = this.byName.get(context.state.t);
-    this.list = h("div", {});
+    this.list = h("div", { class: "compared" });
     this.bar = h("progress", {
       max: String(Math.max(1, this.pairs.length)),
       value: "0",
       "aria-label": "Tensors compared",
       hidden: true,
     });
-    this.status = h("p", { role: "status" });
+    this.status = h("p", { role: "status" }, this.told);
+    this.lead = h("p", { class: "lead" });
     this.#list();
     const kinds = ["added", "removed", "shape", "dtype", "same"].map((kind) => ({
       kind,
@@ -96,24 +175,50 @@ export class Comparison {
     const parts = kinds.filter(({ kind, number }) => number > 0 || kind === "same").map(({ kind, number }) =>
       `${whole(number)} ${WORDS[kind] ?? kind}`
     );
-    const model = ({ label }) => h("b", { title: escapeName(label) }, shortName(nameOf(label)));
+    const model = ({ label }) => h("b", { title: escapeName(label) }, named(shortName(nameOf(label))));
+    const hasValues = !this.one.report && this.pairs.length > 0;
+    const only = h("input", {
+      type: "checkbox",
+      checked: this.onlyDifferent,
+      onchange: () => {
+        this.onlyDifferent = only.checked;
+        this.#list();
+        context.onChange();
+      },
+    });
+    if (hasValues && !this.#controller && this.#isAtHand()) this.all();
     return h(
       "article",
       {},
       h("h2", {}, "Comparison"),
-      h("p", {}, model(this.one), " and ", model(this.two), `: ${parts.join(", ")}.`),
+      this.lead,
+      h("p", {}, "First: ", model(this.one), ". Second: ", model(this.two), `. Tensors: ${parts.join(", ")}.`),
+      chosen ? this.#detail(chosen) : null,
       h(
         "div",
         { class: "controls" },
-        button("Compare all values", () => this.all()),
-        button("Cancel", () => this.cancel(), { "aria-keyshortcuts": "Escape" }),
+        h("label", {}, only, " Only what differs"),
+        ...(hasValues
+          ? [
+            button("Compare all values", () => this.all()),
+            button("Cancel", () => this.cancel(), { "aria-keyshortcuts": "Escape" }),
+          ]
+          : []),
         this.bar,
         ["JSON", "Markdown", "CSV"].map((kind) => button(`Save ${kind}`, () => this.#save(kind))),
       ),
       this.status,
-      chosen?.one !== undefined && chosen?.two !== undefined ? this.#detail(chosen) : null,
       this.list,
     );
+  }
+
+  /** Whether all values are on this machine, and few enough to compare them at once. */
+  #isAtHand() {
+    const tables = [this.one, this.two];
+    const isLocal = tables.every(({ isServed, isRemote, files }) =>
+      !isRemote && (isServed || files.every(({ source }) => source.wire.blob))
+    );
+    return isLocal && tables.reduce((sum, table) => sum + table.nbytes, 0) <= AT_ONCE;
   }
 
   cancel() {
@@ -131,20 +236,26 @@ export class Comparison {
       for (const [place, found] of news) this.pairs[place].found = found;
       this.bar.value = done += news.length;
     };
+    let failed = null;
     try {
       const found = await this.#distances(this.pairs, { signal: controller.signal, onProgress });
       this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.status.textContent = `${whole(found.length)} tensors compared in ${
-        ((performance.now() - started) / 1000).toFixed(2)
-      } s: ${many(differing, "differs", "differ")} in values.`;
+      this.told = `${whole(found.length)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${
+        many(differing, "differs", "differ")
+      } in values.`;
     } catch (error) {
       controller.abort();
-      if (isAbort(error)) this.status.textContent = `Cancelled after ${whole(done)} tensors.`;
-      else this.status.replaceChildren(card(error));
+      // Another run took over.
+      if (controller !== this.#controller) return;
+      this.told = isAbort(error) ? `Cancelled after ${whole(done)} tensors.` : "";
+      failed = isAbort(error) ? null : card(error);
     }
     this.bar.hidden = true;
+    this.status.replaceChildren(failed ?? this.told);
+    this.#counted.clear();
     this.#list();
+    this.context.onChange();
   }
 
   #distances(rows, how) {
@@ -153,7 +264,18 @@ export class Comparison {
 
   #list() {
     const rank = SORTS[this.sort];
-    const rows = this.rows.toSorted((a, b) => rank(a) - rank(b));
+    const differing = this.rows.filter(isDifferent);
+    this.lead.replaceChildren(
+      h(
+        "b",
+        { class: differing.length > 0 ? "differ" : null },
+        `${whole(differing.length)} of ${whole(this.rows.length)}`,
+      ),
+      ` tensors ${differing.length === 1 ? "differs" : "differ"}${
+        this.isCompared ? "" : " by the headers; values are not compared yet"
+      }.`,
+    );
+    const rows = (this.onlyDifferent ? differing : this.rows).toSorted((a, b) => rank(a) - rank(b));
     const head = COLUMNS.map((column) => (SORTS[column]
       ? button(column, () => {
         this.sort = column;
@@ -162,12 +284,15 @@ export class Comparison {
       : column)
     );
     const cells = rows.slice(0, MOST_ROWS).map((row) => [
-      row.two !== undefined && row.one !== undefined
-        ? button(shortName(row.name), () => this.context.state.set({ t: row.name }), { class: "link" })
-        : h("span", { class: "long" }, shortName(row.name)),
-      row.maybe === undefined
-        ? row.kind
-        : h("span", { class: "long" }, `${row.kind}, perhaps renamed: ${shortName(row.maybe)}`),
+      button(named(shortName(row.name)), () => this.context.state.set({ go: "compare", t: row.name }), {
+        class: "link",
+      }),
+      h(
+        "span",
+        { class: isDifferent(row) ? "long differ" : "long" },
+        CHANGES[changeOf(row)],
+        ...(row.maybe === undefined ? [] : [", perhaps renamed: ", ...named(shortName(row.maybe))]),
+      ),
       shapeText(row.one === undefined ? this.two.tensors[row.two] : this.one.tensors[row.one]),
       ...(row.found
         ? [
@@ -187,20 +312,31 @@ export class Comparison {
 
   /** Both histograms on one axis, and a picture of the difference. */
   #detail(row) {
-    const place = h(
-      "section",
-      { class: "card", "aria-live": "polite" },
-      h("h3", {}, shortName(row.name)),
-      h("p", {}, "Reading…"),
+    const head = [h("h3", {}, named(shortName(row.name))), this.#headers(row)];
+    const place = h("section", { class: "card", "aria-live": "polite" }, head);
+    if (row.one === undefined || row.two === undefined || this.one.report) return place;
+    const reading = h("p", { "aria-busy": "true" }, "Reading…");
+    place.append(reading);
+    this.#drawDetail(row).then((drawing) => place.replaceChildren(...head, ...drawing)).catch((error) =>
+      !isAbort(error) && reading.replaceWith(card(error))
     );
-    this.#drawDetail(row, place).catch((error) => !isAbort(error) && place.replaceChildren(card(error)));
     return place;
   }
 
-  async #drawDetail(row, place) {
+  /** The header of a tensor in both models. */
+  #headers({ one, two }) {
+    const text = (table, number) => {
+      if (number === undefined) return "has no such tensor";
+      const tensor = table.tensors[number];
+      return `${tensor.dtype} ${shapeText(tensor)}`;
+    };
+    return facts([["First", text(this.one, one)], ["Second", text(this.two, two)]]);
+  }
+
+  async #drawDetail(row) {
     const { signal } = this.context;
     const tensors = [this.one.wired(row.one), this.two.wired(row.two)];
-    const drawing = [h("h3", {}, shortName(row.name))];
+    const drawing = [];
     const statistics = await Promise.all(
       tensors.map((tensor) =>
         run("statistics", { tensor, bins: BINS, most: SAMPLE, exact: tensor.nbytes <= SAMPLE }, { signal })
@@ -209,7 +345,7 @@ export class Comparison {
     const series = statistics.filter((found) => found?.bins.length > 0);
     if (series.length > 0) {
       drawing.push(
-        histogram(series),
+        scaled(series, this.context.state),
         h(
           "p",
           { class: "legend" },
@@ -235,7 +371,7 @@ export class Comparison {
         drawing.push(h("p", {}, "Difference, the second less the first:"), await this.#difference(tensors, signal));
       }
     }
-    place.replaceChildren(...drawing);
+    return drawing;
   }
 
   async #difference(tensors, signal) {
@@ -253,7 +389,7 @@ export class Comparison {
       values: theirs.values.map((value, cell) => value - ours.values[cell]),
       marks: ours.marks.map((mark, cell) => mark | theirs.marks[cell]),
     };
-    return heatmap(drawn, { domain: domainOf(drawn, 1), label: "Picture of the difference" });
+    return heatmap(drawn, { domain: domainOf(drawn, 1), label: "Picture of the difference", isSigned: true });
   }
 
   #save(kind) {

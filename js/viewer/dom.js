@@ -13,6 +13,14 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** A name that may break after a dot, an underscore or a slash, and never in the middle of a word. */
+export function named(text) {
+  return text.split(/(?<=[._/\\])/).flatMap((
+    part,
+    at,
+  ) => (at === 0 ? [part] : [h("wbr"), part]));
+}
+
 export function button(text, onclick, attributes = {}) {
   return h("button", { type: "button", onclick, ...attributes }, text);
 }

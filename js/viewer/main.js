@@ -4,10 +4,12 @@ import { escapeName } from "../src/errors.js";
 import { Comparison } from "./compare.js";
 import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
 import { button, card, h } from "./dom.js";
+import { listenForDrops } from "./drops.js";
 import { isAbort, runIsolated } from "./jobs.js";
 import { fileMap } from "./map.js";
 import { meantOf } from "./meant.js";
 import { nameOf, overview } from "./overview.js";
+import { choose, panes, toggle } from "./panes.js";
 import { Rows } from "./rows.js";
 import { State } from "./state.js";
 import { tensorScreen } from "./tensor.js";
@@ -49,7 +51,9 @@ class Page {
       oninput: () => this.state.set({ find: this.filter.value || null }, true),
     });
     this.status = h("p", { class: "told", role: "status" });
-    this.side = h("aside", { "aria-label": "Tensors", hidden: true }, this.filter, this.status);
+    this.side = h("aside", { id: "side", "aria-label": "Tensors", hidden: true }, this.filter, this.status);
+    this.panes = panes(this.side, this.screen);
+    this.toggle = toggle(this.panes);
     this.nav = h("nav", { "aria-label": "Screens" });
     this.help = h(
       "dialog",
@@ -64,13 +68,16 @@ class Page {
     );
     this.shell = [
       h("header", {}, h("h1", {}, "ingot"), this.nav),
-      h("div", { class: "panes" }, this.side, this.screen),
+      this.panes,
       this.help,
     ];
     this.state.addEventListener("change", () => this.render());
     addEventListener("keydown", (event) => this.#key(event));
-    addEventListener("dragover", (event) => event.preventDefault());
-    addEventListener("drop", (event) => this.#drop(event));
+    listenForDrops({
+      open: (models, place) => this.#files(models, place),
+      fail: (error) => this.#fail(error),
+      openName: () => this.tables[0] && escapeName(nameOf(this.tables[0].label)),
+    });
     this.opening = h("p", { role: "status" }, "Opening…");
     this.screen.append(this.opening);
   }
@@ -101,7 +108,6 @@ class Page {
     this.screen.replaceChildren(this.opening);
     for (const [number, door] of doors.slice(0, 2).entries()) this.tables[place + number] = await door();
     if (place === 0 && doors.length === 1) this.tables[1] = null;
-    this.comparison = null;
     this.#showTree();
     if (this.tables[1] && this.state.go === null && this.state.t === null) this.state.go = "compare";
     this.render();
@@ -127,8 +133,10 @@ class Page {
   }
 
   #showTree() {
-    const [table] = this.tables;
-    this.tree = new Tree(table);
+    const [table, other] = this.tables;
+    this.comparison = other ? new Comparison(table, other) : null;
+    /** What the tree shows: the tensors of the model, or of both. */
+    this.tree = this.comparison?.tree ?? new Tree(table);
     if (Object.hasOwn({ parameters: 1, bytes: 1, dtype: 1, shape: 1 }, this.state.sort ?? "")) {
       this.tree.orderBy(this.state.sort);
     }
@@ -146,14 +154,27 @@ class Page {
       this.#putRows();
       this.render();
     };
-    this.rows = new Rows(this.tree, { open: (number) => this.openTensor(number), sort });
+    const compared = this.comparison;
+    const open = (number) => (compared ? this.#openPair(compared.rows[number].name) : this.openTensor(number));
+    this.rows = new Rows(this.tree, { open, sort, changeOf: compared && ((node) => compared.changeOf(node)) });
     this.side.append(this.rows.element);
     this.side.hidden = false;
     this.found = this.pointed = this.node = undefined;
   }
 
+  #openPair(name) {
+    choose(this.panes, this.toggle, false);
+    this.state.set({ go: "compare", t: name, s: null, w: null });
+  }
+
   openTensor(number) {
+    choose(this.panes, this.toggle, false);
     this.state.set({ go: "tensor", t: this.tables[0].tensors[number].name, s: null, w: null });
+  }
+
+  #go(screen) {
+    choose(this.panes, this.toggle, false);
+    this.state.set({ go: screen });
   }
 
   get screenName() {
@@ -168,13 +189,14 @@ class Page {
     const name = this.screenName;
     const screens = { overview: "Overview", map: "File map", compare: "Compare" };
     this.nav.replaceChildren(
+      ...(table ? [this.toggle] : []),
       ...(table
         ? Object.entries(screens).map(([key, text]) =>
-          button(text, () => this.state.set({ go: key }), { "aria-current": name === key ? "page" : null })
+          button(text, () => this.#go(key), { "aria-current": name === key ? "page" : null })
         )
         : []),
       ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
-      button("Keys", () => this.help.showModal()),
+      button("Keys", () => this.help.showModal(), { class: "keys" }),
     );
     if (table) this.#renderTree(name);
     try {
@@ -192,12 +214,12 @@ class Page {
       this.found = find;
       this.#find(find);
     }
-    if (screen === "tensor" && this.pointed !== t) {
+    if ((screen === "tensor" || screen === "compare") && t !== null && this.pointed !== t) {
       this.pointed = t;
-      const number = this.tables[0].numberOf(t);
+      const number = this.tree.table.numberOf(t);
       if (number === undefined) return;
       this.node = this.tree.reveal(number);
-      if (!find) this.rows.show(null);
+      if (!find) this.rows.show(this.comparison?.filter);
       this.rows.point(this.node);
     }
   }
@@ -207,7 +229,7 @@ class Page {
   async #find(find) {
     this.finding?.abort();
     const { signal } = (this.finding = new AbortController());
-    const { tensors } = this.tables[0];
+    const { tensors } = this.tree.table;
     try {
       const filter = filterOf(find);
       let test = filter?.test;
@@ -217,7 +239,12 @@ class Page {
         const matches = await runIsolated("matching", input, { signal, timeout: LONGEST_SEARCH });
         test = (tensor, number) => matches[number] === 1 && filter.test(tensor);
       }
-      this.rows.show(test);
+      const only = this.comparison?.filter;
+      this.rows.show(
+        test && only
+          ? (tensor, number) => only(tensor, number) && /** @type {any} */ (test)(tensor, number)
+          : (test ?? only),
+      );
       if (filter?.patterns.length > 0) this.rows.point(this.node);
       this.status.textContent = filter ? `${whole(this.rows.length)} of ${whole(tensors.length)} tensors` : "";
     } catch (error) {
@@ -241,8 +268,7 @@ class Page {
           this.#chooser(1),
         );
       }
-      this.comparison ??= new Comparison(table, other);
-      return this.comparison.screen(context);
+      return this.comparison.screen({ ...context, onChange: () => this.#find(this.state.find) });
     }
     const number = table.numberOf(this.state.t);
     if (number === undefined) {
@@ -280,7 +306,7 @@ class Page {
       const input = h("input", {
         type: "file",
         ...attributes,
-        onchange: () => input.files.length > 0 && this.#files([...input.files], place),
+        onchange: () => input.files.length > 0 && this.#files([[...input.files]], place),
       });
       return h("label", {}, `${text} `, input);
     };
@@ -306,24 +332,11 @@ class Page {
     );
   }
 
-  #files(files, place) {
-    remember(files);
-    return this.open([() => fromFiles(files)], {}, place);
-  }
-
-  async #drop(event) {
-    event.preventDefault();
-    // The items are empty once the event is over.
-    const dropped = [...event.dataTransfer.items].map((item) => ({
-      entry: item.webkitGetAsEntry?.(),
-      file: item.getAsFile(),
-    }));
-    try {
-      const files = (await Promise.all(dropped.map(filesOfItem))).flat();
-      if (files.length > 0) await this.#files(files, this.tables[0] && this.screenName === "compare" ? 1 : 0);
-    } catch (error) {
-      this.#fail(error);
-    }
+  /** Opens the files of one model, or of two that are compared. */
+  #files(models, place) {
+    models.forEach(remember);
+    const changes = models.length === 2 ? { go: "compare" } : {};
+    return this.open(models.map((files) => () => fromFiles(files)), changes, place);
   }
 
   // --- Keys ---
@@ -340,9 +353,12 @@ class Page {
       return;
     }
     if (isTyping) return;
-    const go = (screen) => () => this.tables[0] && this.state.set({ go: screen });
+    const go = (screen) => () => this.tables[0] && this.#go(screen);
     const actions = {
-      "/": () => this.filter.focus(),
+      "/": () => {
+        choose(this.panes, this.toggle, true);
+        this.filter.focus();
+      },
       "?": () => this.help.showModal(),
       o: go("overview"),
       m: go("map"),
@@ -362,38 +378,6 @@ class Page {
     if (!table || table.tensors.length === 0) return;
     const now = table.numberOf(this.state.t) ?? (by > 0 ? -1 : 0);
     this.openTensor((now + by + table.tensors.length) % table.tensors.length);
-  }
-}
-
-/** The files of a dropped item. A page of file:// can read a dropped file, but no entry. */
-async function filesOfItem({ entry, file }) {
-  if (!entry?.isDirectory) return file ? [file] : [];
-  try {
-    return await filesOf(entry);
-  } catch (error) {
-    const hint = "choose it with the button “A folder” instead";
-    throw Object.assign(
-      new Error(`the browser does not let this page read the dropped folder \`${escapeName(entry.name)}\` — ${hint}`),
-      { code: "read", cause: error },
-    );
-  }
-}
-
-async function filesOf(entry) {
-  if (entry.isFile) {
-    const file = await new Promise((resolve, reject) => entry.file(resolve, reject));
-    // A dropped folder does not contain the paths of its files.
-    if (entry.fullPath.split("/").length > 2) {
-      Object.defineProperty(file, "webkitRelativePath", { value: entry.fullPath.slice(1) });
-    }
-    return [file];
-  }
-  const reader = entry.createReader();
-  const found = [];
-  for (;;) {
-    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject));
-    if (some.length === 0) return (await Promise.all(found.map(filesOf))).flat();
-    found.push(...some);
   }
 }
 

@@ -1,7 +1,7 @@
 // The summary of a model.
 
 import { escapeName } from "../src/errors.js";
-import { copying, facts, h, table as tableOf } from "./dom.js";
+import { copying, facts, h, named, table as tableOf } from "./dom.js";
 import { kindText } from "./kind.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";
@@ -12,6 +12,7 @@ const MOST_WARNINGS = 20;
 const LONGEST_VALUE = 4000;
 /** A longer one, or one of many lines, may scroll in its cell. */
 const SHORT_VALUE = 100;
+const LONGEST_NAME = 120;
 /** A picture from a file is shown only if it has one of these types, and at most 1 MB. */
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
@@ -26,9 +27,10 @@ export function overview(table, { openTensor }) {
   return h(
     "article",
     {},
-    h("h2", {}, escapeName(name)),
+    h("h2", {}, named(escapeName(name))),
+    h("p", { class: "lead" }, leadOf(table, logical)),
     facts([
-      ["Path", name === table.label ? null : escapeName(table.label)],
+      ["Path", name === table.label ? null : named(escapeName(table.label))],
       ["Kind", kindText(table, metadata) || null],
       ["Format", table.format],
       ["Files", whole(table.files.length)],
@@ -53,6 +55,20 @@ export function overview(table, { openTensor }) {
     largest(table, openTensor),
     raw(metadata),
   );
+}
+
+/** The model in one line. */
+function leadOf(table, { parameterTotal }) {
+  const dtypes = [...new Set(table.tensors.map(({ dtype }) => dtype))].slice(
+    0,
+    4,
+  ).join(", ");
+  const parts = [
+    many(table.tensors.length, "tensor", "tensors"),
+    `${count(parameterTotal)} parameters`,
+    dtypes,
+  ];
+  return [...parts.filter(Boolean), nbytes(table.nbytes)].join(" · ");
 }
 
 /** The name of a model: the last part of its path. */
@@ -115,7 +131,7 @@ function largest(table, openTensor) {
     h(
       "button",
       { type: "button", class: "link", onclick: () => openTensor(number) },
-      shortName(table.tensors[number].name),
+      named(shortName(table.tensors[number].name)),
     );
   return h(
     "section",
@@ -138,12 +154,12 @@ function largest(table, openTensor) {
   );
 }
 
+/** A name for a table or a sentence. A long one is cut in the middle: names of one model differ at both ends. */
 export function shortName(name) {
-  return name === ""
-    ? "(no name)"
-    : name.length > 120
-    ? `${escapeName(name.slice(0, 120))}…`
-    : escapeName(name);
+  if (name === "") return "(no name)";
+  if (name.length <= LONGEST_NAME) return escapeName(name);
+  const half = LONGEST_NAME / 2;
+  return `${escapeName(name.slice(0, half))}…${escapeName(name.slice(-half))}`;
 }
 
 /** Oddities of the model, each with a code. */

@@ -1,6 +1,6 @@
 // Histograms and pictures, drawn on canvases that also contain their numbers as text.
 
-import { h } from "./dom.js";
+import { h, select } from "./dom.js";
 import { HAS_INFINITY, HAS_NAN } from "./picture.js";
 import { count, real, whole } from "./wording.js";
 
@@ -86,6 +86,19 @@ export function histogram(series, scale = "linear") {
   );
 }
 
+/** A histogram with a choice of its scale, which the state keeps. */
+export function scaled(series, state) {
+  const place = h("div", {});
+  const draw = (scale) => place.replaceChildren(histogram(series, scale));
+  const scale = state.scale === "log" ? "log" : "linear";
+  draw(scale);
+  const choose = (value) => {
+    state.keep({ scale: value === "log" ? value : null });
+    draw(value);
+  };
+  return h("div", {}, select("Scale", [["linear", "linear"], ["log", "logarithmic"]], scale, choose), place);
+}
+
 /** The range of colours: covers the given share of all numbers, the middle ones. */
 export function domainOf({ values }, part) {
   const sorted = values.filter(Number.isFinite).sort();
@@ -96,10 +109,11 @@ export function domainOf({ values }, part) {
 
 /** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is called with a dragged
  * window. */
-export function heatmap(picture, { domain, label, choose = null }) {
+export function heatmap(picture, { domain, label, choose = null, isSigned = false }) {
   const { values, marks, rows, columns, seen } = picture;
   let [low, high] = domain;
-  const isDiverging = low < 0 && high > 0;
+  // A difference has a zero, even if all are of one sign.
+  const isDiverging = isSigned || (low < 0 && high > 0);
   if (isDiverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
   const stops = isDiverging ? DIVERGING : RISING;
   const image = new ImageData(Math.max(1, columns), Math.max(1, rows));

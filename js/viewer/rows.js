@@ -15,6 +15,8 @@ const LIKELY_HEIGHT = 800;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
 const LONGEST = 300;
+/** Rows on either side that a cut name must differ from: as many as a screen shows. */
+const NEIGHBOURS = 60;
 
 export class Rows {
   #pool = [];
@@ -24,12 +26,17 @@ export class Rows {
   #typed = { text: "", at: 0 };
   #isLaidOut = false;
   #isFlat = false;
+  #width = 0;
 
-  /** Calls `open(tensor)` when a tensor is chosen, and `sort(column)` for a heading. */
-  constructor(tree, { open, sort }) {
+  /**
+   * Calls `open(tensor)` when a tensor is chosen, and `sort(column)` for a heading. `changeOf` returns the change of a node
+   * in a comparison, which takes the column of the parameters.
+   */
+  constructor(tree, { open, sort, changeOf = null }) {
     this.tree = tree;
     this.open = open;
-    const head = Object.entries(SORTS).map(([key, text]) =>
+    this.changeOf = changeOf;
+    const head = Object.entries(changeOf ? { ...SORTS, parameters: "Change" } : SORTS).map(([key, text]) =>
       h("span", {
         role: "columnheader",
         "aria-sort": tree.sort === key
@@ -42,7 +49,7 @@ export class Rows {
       "div",
       {
         role: "treegrid",
-        class: "tree",
+        class: changeOf ? "tree changes" : "tree",
         tabindex: "0",
         "aria-label": "Tensors",
         onscroll: () => this.#soon(),
@@ -71,7 +78,7 @@ export class Rows {
   /** Before it is laid out, the visible rows are unknown. */
   #resized() {
     if (this.#isLaidOut) return this.#soon();
-    this.#isLaidOut = true;
+    this.#isLaidOut = this.element.clientHeight > 0;
     this.#move(this.#cursor);
   }
 
@@ -91,6 +98,8 @@ export class Rows {
   #frame = null;
 
   #draw(all) {
+    const width = this.#isLaidOut ? this.element.querySelector(".heads span").clientWidth : 0;
+    if (width !== this.#width) [this.#width, all] = [width, true];
     const first = this.#isLaidOut ? Math.max(0, Math.floor(this.element.scrollTop / ROW) - SPARE) : 0;
     const room = Math.ceil((this.#isLaidOut ? this.element.clientHeight : LIKELY_HEIGHT) / ROW) + 2 * SPARE;
     while (this.#pool.length < room) this.#pool.push(this.#row());
@@ -128,25 +137,45 @@ export class Rows {
     element.setAttribute("aria-selected", at === this.#cursor);
     if (isModule) element.setAttribute("aria-expanded", tree.expanded.has(node));
     else element.removeAttribute("aria-expanded");
-    element.className = `row${isModule ? " module" : ""}${this.#isFlat ? " flat" : ""}`;
+    element.className = `row${isModule ? " module" : ""}`;
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
     const members = tree.members.get(node)?.length;
-    const label = this.#isFlat ? tensor.name : tree.labels[node];
-    const shown = label === ""
-      ? "(no name)"
-      : escapeName(label.slice(0, LONGEST)) + (label.length > LONGEST ? "…" : "");
-    cells[0].style.paddingInlineStart = `${6 + 14 * this.#indents[at]}px`;
-    cells[0].firstChild.textContent = `${isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : ""}${shown}${
-      members ? ` ×${members}` : ""
-    }`;
-    cells[0].title = shown;
-    cells[1].textContent = count(tree.parameters[node]);
-    cells[1].title = whole(tree.parameters[node]);
+    const name = this.#nameAt(at);
+    const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
+    const [before, after] = [isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "", members ? ` ×${members}` : ""];
+    const room = this.#width - indent - 5;
+    const shown = this.#width === 0
+      ? name
+      : fitting(name, () => this.#around(at), room - widthOf(before + after, isModule), isModule);
+    cells[0].style.paddingInlineStart = `${indent}px`;
+    cells[0].firstChild.textContent = before + shown + after;
+    cells[0].title = name;
+    if (shown === name) cells[0].removeAttribute("aria-label");
+    else cells[0].setAttribute("aria-label", before + name + after);
+    const change = this.changeOf?.(node);
+    cells[1].textContent = change ? change.text : count(tree.parameters[node]);
+    cells[1].title = change ? change.text : whole(tree.parameters[node]);
+    cells[1].className = change?.isDifferent ? "differ" : "";
     cells[2].textContent = nbytes(tree.bytes[node]);
     cells[3].textContent = tree.dtypeText(node);
     cells[4].textContent = tensor
       ? shapeText(tensor)
       : `${whole(tree.count[node])} tensor${tree.count[node] === 1 ? "" : "s"}`;
+  }
+
+  /** The name that a row shows if there is room; null if there is no such row. */
+  #nameAt(at) {
+    const node = this.#nodes[at];
+    if (node === undefined) return null;
+    const label = this.#isFlat ? this.tree.table.tensors[this.tree.tensor[node]].name : this.tree.labels[node];
+    if (label === "") return "(no name)";
+    return escapeName(label.slice(0, LONGEST)) +
+      (label.length > LONGEST ? "…" : "");
+  }
+
+  #around(at) {
+    const steps = Array.from({ length: 2 * NEIGHBOURS + 1 }, (_, step) => at - NEIGHBOURS + step);
+    return steps.map((other) => this.#nameAt(other)).filter((name) => name !== null);
   }
 
   #move(at) {
@@ -223,4 +252,57 @@ export class Rows {
       if (this.tree.labels[this.#nodes[at]].toLowerCase().startsWith(text)) return this.#move(at);
     }
   }
+}
+
+let pen = null;
+
+/** Pixels that a text takes in a row. */
+function widthOf(text, isBold) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  pen.font = `${isBold ? "600 " : ""}13px ${getComputedStyle(document.body).fontFamily}`;
+  return pen.measureText(text).width;
+}
+
+/** A name in at most `room` pixels: cut in the middle, but with the words by which it differs from its neighbours. */
+function fitting(name, neighbours, room, isBold) {
+  if (widthOf(name, isBold) <= room) return name;
+  let [low, high] = [1, name.length];
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (widthOf(cut(name, middle), isBold) <= room) low = middle;
+    else high = middle - 1;
+  }
+  const shown = cut(name, low);
+  const alike = neighbours().filter((other) => other !== name && cut(other, low) === shown);
+  if (alike.length === 0) return shown;
+  let [length, found] = [low, distinct(name, alike, low)];
+  while (length > 0 && widthOf(found, isBold) > room) found = distinct(name, alike, --length);
+  return found;
+}
+
+/** The words by which a name differs from others, and its end. */
+function distinct(name, others, length) {
+  let [shown, end] = ["", 0];
+  const places = new Set(others.map((other) => firstDifference(name, other)));
+  for (const at of [...places].sort((a, b) => a - b)) {
+    if (at < end) continue;
+    const word = /[^._]*$/.exec(name.slice(0, at))[0] + /^[^._]*/.exec(name.slice(at))[0];
+    shown += `${at > word.length + end ? "…" : ""}${word}`;
+    end = at + word.length;
+  }
+  const tail = Math.max(end, name.length - Math.max(0, length - shown.length));
+  return `${shown}${tail > end ? "…" : ""}${name.slice(tail)}`;
+}
+
+/** A name of which `length` characters stay: the end, which tells names of one module apart, keeps more of them. */
+function cut(name, length) {
+  if (name.length <= length) return name;
+  const head = Math.floor(length * 0.4);
+  return `${name.slice(0, head)}…${name.slice(name.length - (length - head))}`;
+}
+
+function firstDifference(one, two) {
+  let at = 0;
+  while (at < one.length && one[at] === two[at]) at++;
+  return at;
 }

@@ -7,8 +7,9 @@
 //     w      the window of the picture or of the values: first row, rows, first column, columns
 //     q      raw, where quantised weights are wanted as they are stored
 //     find   the filter of the tree       sort   its order
+//     scale  log, for histograms with a logarithmic scale
 
-const KEYS = ["a", "b", "go", "t", "view", "s", "w", "q", "find", "sort"];
+const KEYS = ["a", "b", "go", "t", "view", "s", "w", "q", "find", "sort", "scale"];
 
 export class State extends EventTarget {
   a = null;
@@ -21,6 +22,7 @@ export class State extends EventTarget {
   q = null;
   find = null;
   sort = null;
+  scale = null;
 
   constructor() {
     super();
@@ -42,6 +44,12 @@ export class State extends EventTarget {
     Object.assign(this, changes);
     this.#write(quiet ? "replaceState" : "pushState");
     this.dispatchEvent(new Event("change"));
+  }
+
+  /** Keeps fields in the address that the screen shows already. */
+  keep(changes) {
+    Object.assign(this, changes);
+    this.#write("replaceState");
   }
 
   #write(how) {

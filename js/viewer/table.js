@@ -4,7 +4,7 @@ import { parameterCount } from "../src/parameters.js";
 import { DTYPES } from "../src/raw.js";
 
 export const DTYPE_NAMES = [...DTYPES.keys()];
-const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
+export const DTYPE_NUMBERS = new Map(DTYPE_NAMES.map((dtype, number) => [dtype, number]));
 
 export class Table {
   /**

@@ -3,11 +3,11 @@
 import { decode } from "../src/decode.js";
 import { escapeName } from "../src/errors.js";
 import { codeFor } from "./code.js";
-import { button, card, copying, facts, h, select, table as tableOf } from "./dom.js";
+import { button, card, copying, facts, h, named, select, table as tableOf } from "./dom.js";
 import { fromBase64 } from "./doors.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
-import { domainOf, heatmap, histogram } from "./plots.js";
+import { domainOf, heatmap, scaled } from "./plots.js";
 import { nbytes, real, shapeText, share, whole } from "./wording.js";
 
 const BINS = 64;
@@ -42,7 +42,9 @@ export function tensorScreen(context) {
     h(
       "h2",
       { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null },
-      name === "" ? "(no name)" : escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : ""),
+      name === "" ? "(no name)" : named(
+        escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : ""),
+      ),
     ),
     factsOf(table, number),
     context.meant ? meantCard(context) : null,
@@ -62,7 +64,7 @@ function factsOf(table, number) {
     ["Shape", shapeText(tensor)],
     ["Elements", whole(table.elements[number])],
     ["Size", `${nbytes(tensor.nbytes)} (${whole(tensor.nbytes)} bytes)`],
-    ["File", escapeName(file.name)],
+    ["File", named(escapeName(file.name))],
     ["Bytes in the file", table.isRemote ? null : `${whole(position)} to ${whole(position + tensor.nbytes)}`],
     ["Bytes in the data", `${whole(tensor.begin)} to ${whole(tensor.end)}`],
   ]);
@@ -145,7 +147,7 @@ function isAtHand(table) {
   return table.isServed || table.files.every(({ source }) => source.wire.blob);
 }
 
-function statisticsOf({ tensor }, found, read) {
+function statisticsOf({ tensor, state }, found, read) {
   const count = found.count;
   const note = found.isSample
     ? h(
@@ -173,9 +175,6 @@ function statisticsOf({ tensor }, found, read) {
     ["Infinite", whole(found.infinities)],
     ["Neither 0 nor 1", found.malformed > 0 ? whole(found.malformed) : null],
   ];
-  const place = h("div", {});
-  const draw = (scale) => place.replaceChildren(histogram([found], scale));
-  if (found.bins?.length > 0) draw("linear");
   return [
     note,
     facts(rows),
@@ -183,8 +182,7 @@ function statisticsOf({ tensor }, found, read) {
       "section",
       {},
       h("h3", {}, "Histogram"),
-      select("Scale", [["linear", "linear"], ["log", "logarithmic"]], "linear", draw),
-      place,
+      found.bins?.length > 0 ? scaled([found], state) : null,
     ),
   ].filter(Boolean);
 }

@@ -9,6 +9,8 @@ const DEEPEST = 16;
 /** Up to this many children of a module are searched one by one; above, there is a map. Most modules have few, and maps
  * are large. */
 const FEW = 8;
+/** A longer first part of a name is a path of its own, such as `lora_unet_down_blocks_0_attentions_0_proj_in`. */
+const LONG_PART = 24;
 const NONE = -1;
 const isDigit = (unit) => unit >= 48 && unit <= 57;
 
@@ -33,6 +35,16 @@ function digits(text, from) {
   while (isDigit(text.charCodeAt(end))) end++;
   while (from < end - 1 && text.charCodeAt(from) === 48) from++;
   return { text: text.slice(from, end), end };
+}
+
+/** A name with a dot on both sides of the numbers of a long first part, so that they become modules of the tree. */
+function pathed(name) {
+  const dot = name.indexOf(".");
+  const length = dot < 0 ? name.length : dot;
+  if (length <= LONG_PART || !/_\d+_/.test(name)) return name;
+  const split = (text) => text.replace(/_(\d+)_/g, ".$1.");
+  // Twice, since two numbers share the underscore between them.
+  return split(split(name.slice(0, length))) + name.slice(length);
 }
 
 export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype: "Dtype", shape: "Shape" };
@@ -98,7 +110,8 @@ export class Tree {
   #insertAll(tensors) {
     // Neighbours in a file usually have a common path, which is not looked up again.
     const [path, parts] = [[0], []];
-    for (const [number, { name }] of tensors.entries()) {
+    for (const [number, tensor] of tensors.entries()) {
+      const name = pathed(tensor.name);
       let [depth, at, shared] = [0, 0, true];
       for (let dot = name.indexOf("."); dot >= 0 && depth < DEEPEST; dot = name.indexOf(".", at), depth++) {
         const part = name.slice(at, dot);
@@ -160,13 +173,6 @@ export class Tree {
 
   isModule(node) {
     return this.tensor[node] === NONE;
-  }
-
-  /** The whole path of a node, except for one that represents several modules. */
-  pathOf(node) {
-    const parts = [];
-    for (let at = node; at > 0; at = this.parent[at]) if (!this.members.has(at)) parts.unshift(this.labels[at]);
-    return parts.join(".");
   }
 
   /** The children of a node in the chosen order. Similar neighbours are merged. */

@@ -36,7 +36,9 @@ export function real(value) {
 }
 
 export function share(part, all) {
-  return all === 0 ? "–" : `${Number(((100 * part) / all).toPrecision(3))} %`;
+  if (all === 0) return "–";
+  const percent = (100 * part) / all;
+  return percent > 0 && percent < 0.01 ? "< 0.01 %" : `${Number(percent.toPrecision(3))} %`;
 }
 
 /** `1 tensor has`, `2 tensors have`. */

@@ -80,7 +80,8 @@ class Look:
         """Return the rows of the tree that are in the document."""
         found: list[list[str]] = self.page.evaluate(
             "() => [...document.querySelectorAll('.rows .row:not([hidden])')].sort((a, b) => "
-            "a.ariaRowIndex - b.ariaRowIndex).map((row) => [...row.children].map((cell) => cell.textContent))"
+            "a.ariaRowIndex - b.ariaRowIndex).map((row) => [...row.children].map((cell) => "
+            "cell.ariaLabel ?? cell.textContent))"
         )
         return found
 

@@ -38,13 +38,13 @@ def rows_of(text: str) -> dict[str, list[str]]:
 
 def test_comparison_lists_differences_of_headers(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other)
-    look.wait("2 added, 1 removed, 1 of another shape, 1 of another dtype, 101 alike.")
-    look.page.click("main th button:has-text('Headers')")
+    look.wait("2 added, 1 removed, 1 of another shape, 1 of another dtype, 101 with equal headers.")
+    look.settle()
     rows = rows_of(look.text("main tbody"))
     assert [row[0] for row in rows.values()][:5] == [
-        "added",
-        "added, perhaps renamed: embeddings.position_embeddings.weight",
-        "removed, perhaps renamed: renamed.weight",
+        "only in the first, perhaps renamed: renamed.weight",
+        "only in the second",
+        "only in the second, perhaps renamed: embeddings.position_embeddings.weight",
         "shape",
         "dtype",
     ]
@@ -90,7 +90,8 @@ def test_comparison_shows_both_histograms_and_an_image(viewed: Opener, other: Pa
     assert look.page.locator("main canvas").count() == 3
     drawn = look.page.get_attribute("main .heat + canvas", "aria-label")
     low, high = (float(text) for text in str(drawn).removeprefix("Colours from ").split(" to "))
-    assert (low, high) == pytest.approx((0.5, 0.5), abs=1e-6)
+    # No difference is in the middle of the colours.
+    assert (low, high) == pytest.approx((-0.5, 0.5), abs=1e-6)
 
 
 def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
@@ -121,7 +122,7 @@ def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
 def test_comparison_opens_a_second_model_by_hand(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), at="go=compare")
     look.page.set_input_files("input[type=file] >> nth=0", other)
-    look.wait("101 alike.")
+    look.wait("101 with equal headers.")
     look.page.click("text=Compare all values")
     look.wait("1 differs in values.")
 
@@ -153,3 +154,44 @@ def test_comparison_shows_hostile_names_as_text(viewed: Opener, tmp_path: Path) 
             assert len(text.splitlines()) == len(HOSTILE_NAMES) + 2
             # A backslash precedes characters that would begin an element.
             assert "<img" not in text.replace("\\<", "")
+
+
+def test_comparison_begins_with_the_differences(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    # Files of this machine are compared without a request.
+    look.wait("102 tensors compared in")
+    assert look.text("main .lead").startswith("6 of 106 tensors differ")
+    rows = rows_of(look.text("main tbody"))
+    assert [row[0].partition(",")[0] for row in rows.values()][:7] == [
+        "only in the first",
+        "only in the second",
+        "only in the second",
+        "shape",
+        "dtype",
+        "values",
+        "equal",
+    ]
+    assert len(rows) == 106
+    look.page.check("text=Only what differs")
+    assert len(rows_of(look.text("main tbody"))) == 6
+    # The tree lists the tensors of both models that differ.
+    shown = {row[0]: row[1] for row in look.rows()}
+    assert len(shown) == 6
+    assert (shown["=new"], shown["renamed.weight"], shown["pooler.dense.bias"]) == (
+        "second",
+        "second",
+        "dtype",
+    )
+    assert shown[NAME] == "values"
+
+
+def test_comparison_tree_holds_both_models(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    look.wait("102 tensors compared in")
+    shown = {row[0].strip("▾▸ "): row[1] for row in look.rows()}
+    assert shown["embeddings"] == "2 differ"
+    assert shown["renamed"] == "1 differ"
+    look.page.click(".row:has-text('=new')")
+    look.settle()
+    assert look.facts()["First"] == "has no such tensor"
+    assert look.facts()["Second"] == "I8 [3]"

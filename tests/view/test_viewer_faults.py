@@ -23,7 +23,7 @@ def choose(look: Look, name: str, data: bytes) -> None:
     chosen = {"name": name, "mimeType": "application/octet-stream", "buffer": data}
     look.page.set_input_files("input[type=file] >> nth=0", chosen)
     look.page.wait_for_function(
-        "(name) => document.querySelector('main h2 + dl, .fault') && "
+        "(name) => document.querySelector('main h2 ~ dl, .fault') && "
         "document.querySelector('main').textContent.includes(name)",
         arg=name,
     )
@@ -33,7 +33,7 @@ def choose_by_path(look: Look, path: Path) -> None:
     if not look.page.is_visible("input[type=file] >> nth=0"):
         look.page.click("text=Open…")
     look.page.set_input_files("input[type=file] >> nth=0", path)
-    look.page.wait_for_selector("main h2 + dl")
+    look.page.wait_for_selector("main h2 ~ dl")
     look.settle()
 
 

@@ -469,7 +469,7 @@ def test_screens_are_accessible(viewed: Opener, tmp_path: Path, scheme: str, wid
     ):
         go(look, screen)
         shuts_nobody_out(look, screen)
-    look.page.click("text=Keys")
+    look.page.keyboard.press("?")
     shuts_nobody_out(look, "the keys")
     look.page.keyboard.press("Escape")
     look.page.click("text=Open…")

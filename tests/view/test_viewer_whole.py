@@ -92,8 +92,10 @@ def test_page_opens_dropped_files(double_click: DoubleClick, tmp_path: Path, rep
         look.page.wait_for_function(
             "(name) => document.querySelector('main h2').textContent === name", arg=path.name
         )
-    # A card reports that two dropped files are ambiguous.
     drop(look, first, second)
+    look.wait("Comparison")
+    # Three files are one model, or a card.
+    drop(look, first, second, save(tmp_path / "c.safetensors", {"c": numpy.eye(8)}))
     look.wait("ambiguous-checkpoint")
 
 

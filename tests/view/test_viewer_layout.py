@@ -1,0 +1,169 @@
+"""The layout of the viewer: panes, names, colours that the system forces, and files over the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from support.models import minilm, save
+from view.conftest import Look, Opener
+
+WIDTH = "() => document.querySelector('aside').getBoundingClientRect().width"
+# Texts of the tree that are wider than their cells.
+CUT = """(selector) => [...document.querySelectorAll(selector)]
+  .filter((cell) => cell.offsetParent !== null && cell.scrollWidth > cell.clientWidth)
+  .map((cell) => cell.textContent)"""
+PLACES = ("attn1_to_k", "attn1_to_out_0", "attn1_to_q", "attn2_to_k", "ff_net_0_proj", "ff_net_2")
+
+
+def lora(path: Path) -> Path:
+    """A LoRA with names as kohya's scripts write them."""
+    arrays = {}
+    for block in range(3):
+        for depth in range(2):
+            for place in PLACES:
+                stem = f"lora_unet_down_blocks_{block}_attentions_{depth}_transformer_blocks_0_{place}"
+                arrays[f"{stem}.lora_down.weight"] = numpy.ones((4, 32), numpy.float16)
+                arrays[f"{stem}.lora_up.weight"] = numpy.ones((32, 4), numpy.float16)
+                arrays[f"{stem}.alpha"] = numpy.float16(4)
+    return save(path, arrays)
+
+
+def test_splitter_moves_by_pointer_and_keyboard(viewed: Opener) -> None:
+    look = viewed(minilm())
+    page = look.page
+    assert page.evaluate(WIDTH) == 540
+    splitter = page.locator("[role=separator]")
+    box = splitter.bounding_box()
+    page.mouse.move(box["x"] + 4, 400)
+    page.mouse.down()
+    page.mouse.move(700, 400)
+    page.mouse.up()
+    assert page.evaluate(WIDTH) == pytest.approx(700, abs=1)
+    assert splitter.get_attribute("aria-valuenow") == "58"
+    splitter.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(WIDTH) == pytest.approx(676, abs=1)
+    page.keyboard.press("Home")
+    assert splitter.get_attribute("aria-valuenow") == "20"
+    # The next page has the same width.
+    page.reload()
+    look.settle()
+    assert page.evaluate(WIDTH) == pytest.approx(240, abs=1)
+    page.locator("[role=separator]").dblclick()
+    assert page.evaluate(WIDTH) == 540
+
+
+def test_narrow_screen_shows_details_first(viewed: Opener) -> None:
+    look = viewed(minilm(), viewport={"width": 360, "height": 740})
+    page = look.page
+    assert page.is_visible("main h2")
+    assert not page.is_visible(".tree")
+    page.click("nav button:has-text('Tensors')")
+    assert page.is_visible(".tree")
+    assert not page.is_visible("main")
+    page.click(".row:has-text('position_ids')")
+    look.settle()
+    assert page.is_visible("main h2:has-text('position_ids')")
+    assert not page.is_visible(".tree")
+
+
+def test_headings_are_whole(viewed: Opener) -> None:
+    for width in (360, 1280, 1920):
+        look = viewed(minilm(), viewport={"width": width, "height": 800})
+        if width == 360:
+            look.page.click("nav button:has-text('Tensors')")
+        for sort in ("Name", "Shape") if width == 360 else ("Name", "Params", "Size", "Dtype", "Shape"):
+            look.page.click(f".heads button:has-text('{sort}')")
+            assert look.page.evaluate(CUT, ".heads span, .heads button") == [], width
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_rows_of_long_names_differ(viewed: Opener, tmp_path: Path, width: int) -> None:
+    look = viewed(lora(tmp_path / "lora.safetensors"), viewport={"width": width, "height": 800})
+    if width == 360:
+        look.page.click("nav button:has-text('Tensors')")
+    bdis = "[...document.querySelectorAll('.rows .row:not([hidden]) bdi')]"
+    rows = f"() => {bdis}.map((one) => one.textContent)"
+    # Modules at their numbers.
+    assert [row[0] for row in look.rows()] == ["▾ lora_unet_down_blocks", "▸ 0–2 ×3"]
+    look.page.fill("aside input", "lora_up")
+    look.wait("36 of 108 tensors")
+    shown = look.page.evaluate(rows)
+    assert len(shown) > 20
+    assert len(set(shown)) == len(shown)
+    assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
+    assert all(row[0].startswith("lora_unet_down_blocks_") for row in look.rows())
+
+
+def test_names_break_at_dots_only(viewed: Opener) -> None:
+    name = "encoder.layer.3.attention.self.query.weight"
+    look = viewed(minilm(), at=f"t={name}", viewport={"width": 360, "height": 740})
+    lines = look.page.evaluate(
+        """() => {
+          const lines = new Map();
+          const range = document.createRange();
+          for (const text of [...document.querySelector("main h2").childNodes].filter((one) => one.data)) {
+            range.selectNode(text);
+            const { top } = range.getBoundingClientRect();
+            lines.set(top, (lines.get(top) ?? "") + text.data);
+          }
+          return [...lines.values()];
+        }"""
+    )
+    assert "".join(lines) == name
+    assert len(lines) > 1
+    assert all(line.endswith(".") for line in lines[:-1])
+
+
+def test_forced_colours_leave_selection_and_bars(viewed: Opener) -> None:
+    look = viewed(minilm(), forced_colors="active")
+    colour = "(selector) => getComputedStyle(document.querySelector(selector)).backgroundColor"
+    chosen = look.page.evaluate(colour, ".row[aria-selected=true]")
+    assert chosen != look.page.evaluate(colour, ".row[aria-selected=false]")
+    assert look.page.evaluate(colour, "button[aria-current]") == chosen
+    paper = look.page.evaluate(colour, "body")
+    assert look.page.evaluate(colour, ".bar > span") not in (paper, "rgba(0, 0, 0, 0)")
+
+
+def two_models(folder: Path) -> list[Path]:
+    return [
+        save(folder / f"{name}.safetensors", {"x": numpy.eye(8) * size})
+        for name, size in (("a", 1), ("b", 2))
+    ]
+
+
+def drag(look: Look, kind: str, x: int, *paths: Path) -> None:
+    session = look.page.context.new_cdp_session(look.page)
+    data: dict[str, Any] = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": 300, "data": data})
+
+
+def test_drag_shows_its_effect_over_the_whole_page(opened_by_hand: Look, tmp_path: Path) -> None:
+    look = opened_by_hand
+    first, second = two_models(tmp_path)
+    drag(look, "dragEnter", 300, first)
+    look.wait("Drop to open")
+    box = look.page.locator(".dragging").bounding_box()
+    assert (box["width"], box["height"]) == (1200, 800)
+    drag(look, "drop", 300, first)
+    look.wait("a.safetensors")
+    assert not look.page.is_visible(".dragging")
+    # The right half puts the file beside the open one.
+    drag(look, "dragEnter", 900, second)
+    assert look.page.inner_text(".aimed") == "Drop to compare with a.safetensors"
+    drag(look, "drop", 900, second)
+    look.wait("Comparison")
+
+
+def test_drop_of_two_models_compares_them(opened_by_hand: Look, tmp_path: Path) -> None:
+    look = opened_by_hand
+    paths = two_models(tmp_path)
+    drag(look, "dragEnter", 300, *paths)
+    look.wait("Drop to compare the two")
+    drag(look, "drop", 300, *paths)
+    look.wait("Comparison")
+    look.wait("b.safetensors")
