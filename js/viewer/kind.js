@@ -16,9 +16,7 @@ const MAIN_SHARE = 0.9;
 export function kindOf(tensors, metadata, beside) {
   const names = new Names(tensors);
   const texts = { ...beside, metadata };
-  const early = rules.kinds.filter(({ kind }) =>
-    rules.beforeAdapters.includes(kind)
-  );
+  const early = rules.kinds.filter(({ kind }) => rules.beforeAdapters.includes(kind));
   const special = firstOf(early, names);
   const adapter = special ? null : adapterOf(names);
   if (adapter) return describedAdapter(adapter, tensors, names, texts);
@@ -42,9 +40,7 @@ export function kindOf(tensors, metadata, beside) {
 export function kindText(table, metadata) {
   const ownsConfig = table.model.index !== null ||
     new RegExp(rules.ownsConfig).test(table.files[0].name);
-  const beside = ownsConfig && table.model.config
-    ? { "config.json": table.model.config }
-    : {};
+  const beside = ownsConfig && table.model.config ? { "config.json": table.model.config } : {};
   return escapeName(
     kindOf(table.tensors, Object.fromEntries(metadata), beside).text,
   );
@@ -69,9 +65,7 @@ class Names {
       else this.forms.set(form, [tensor]);
     }
     this.count = tensors.length;
-    this.#text = this.forms.size <= MOST_FORMS
-      ? `\n${[...this.forms.keys()].join("\n")}\n`
-      : "";
+    this.#text = this.forms.size <= MOST_FORMS ? `\n${[...this.forms.keys()].join("\n")}\n` : "";
   }
 
   matching(pattern) {
@@ -96,9 +90,7 @@ class Names {
   ending(suffix) {
     const formSuffix = suffix.replace(NUMBER, "#");
     return [...this.forms].flatMap(([form, tensors]) =>
-      form.endsWith(formSuffix)
-        ? tensors.filter(({ name }) => name.endsWith(suffix))
-        : []
+      form.endsWith(formSuffix) ? tensors.filter(({ name }) => name.endsWith(suffix)) : []
     );
   }
 
@@ -108,9 +100,7 @@ class Names {
     for (const one of more) {
       if (one.startsWith("[")) {
         found = found.filter(({ shape }) => hasShape(shape, one));
-      } else {found = found.filter(({ name }) =>
-          (numberIn(pattern, name, 0) ?? 0) >= Number.parseInt(one, 10)
-        );}
+      } else found = found.filter(({ name }) => (numberIn(pattern, name, 0) ?? 0) >= Number.parseInt(one, 10));
     }
     return found.length > 0;
   }
@@ -132,9 +122,7 @@ class Names {
 const SIGNS = { "*": "[^\n]*", ".": "[._]", "|": "|" };
 
 function expression(pattern, number) {
-  return [...pattern].map((one) =>
-    one === "#" ? number : SIGNS[one] ?? (/\w/.test(one) ? one : `\\${one}`)
-  ).join("");
+  return [...pattern].map((one) => one === "#" ? number : SIGNS[one] ?? (/\w/.test(one) ? one : `\\${one}`)).join("");
 }
 
 const exacts = new Map();
@@ -147,9 +135,7 @@ function exactly(pattern) {
 }
 
 function numberIn(pattern, name, place) {
-  const numbers = (exactly(pattern).exec(name) ?? []).slice(1).filter((one) =>
-    one !== undefined
-  );
+  const numbers = (exactly(pattern).exec(name) ?? []).slice(1).filter((one) => one !== undefined);
   return place < numbers.length ? Number(numbers[place]) : null;
 }
 
@@ -157,9 +143,7 @@ function hasShape(shape, wanted) {
   return wanted.split("]|[").some((one) => {
     const lengths = one.replace(/[[\]]/g, "").split(",");
     return lengths.length === shape.length &&
-      lengths.every((text, axis) =>
-        text === "?" || text.split("|").includes(String(shape[axis]))
-      );
+      lengths.every((text, axis) => text === "?" || text.split("|").includes(String(shape[axis])));
   });
 }
 
@@ -202,9 +186,7 @@ const FACTS = {
   unless: (given, names) => any(given, names) ? null : "",
   count: (given, names) => {
     const [pattern, place = 0] = [given].flat();
-    return names.matching(pattern).length > 0
-      ? names.numbers(pattern, place)
-      : null;
+    return names.matching(pattern).length > 0 ? names.numbers(pattern, place) : null;
   },
   length: (given, names) => names.length(...given),
   ratio: ([part, whole], names) => {
@@ -287,9 +269,7 @@ function unpacked(names, tensors) {
       if (
         parts.size < Object.keys(rule.parts).length || !areEqual(rule, parts)
       ) continue;
-      const shape = rule.shape.map((one) =>
-        one === null ? null : computed(one, parts)
-      );
+      const shape = rule.shape.map((one) => one === null ? null : computed(one, parts));
       implied.push({ name: `${module}.weight`, dtype: "", shape });
       bits.add(computed(rule.bits, parts));
     }

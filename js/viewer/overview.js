@@ -41,9 +41,7 @@ export function overview(table, { openTensor }) {
       ],
       [
         "Parameters as stored",
-        isQuantised
-          ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})`
-          : null,
+        isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null,
       ],
       ["Quantisation", typeof method === "string" ? escapeName(method) : null],
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
@@ -165,9 +163,7 @@ export function shortName(name) {
 /** Oddities of the model, each with a code. */
 function warnings(table) {
   const found = [...table.warnings];
-  const misaligned = table.tensors.filter((_, number) =>
-    isMisaligned(table, number)
-  );
+  const misaligned = table.tensors.filter((_, number) => isMisaligned(table, number));
   if (misaligned.length > 0) {
     const names = misaligned.slice(0, 3).map(({ name }) => shortName(name))
       .join(", ");
@@ -193,9 +189,7 @@ function warnings(table) {
     h(
       "ul",
       {},
-      found.slice(0, MOST_WARNINGS).map(([code, text]) =>
-        h("li", {}, h("code", {}, code), ` ${text}`)
-      ),
+      found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`)),
     ),
   );
 }
@@ -207,16 +201,12 @@ export function isMisaligned(table, number) {
 }
 
 function text(value, most = 300) {
-  return value === undefined
-    ? null
-    : escapeName(value.slice(0, most)) + (value.length > most ? "…" : "");
+  return value === undefined ? null : escapeName(value.slice(0, most)) + (value.length > most ? "…" : "");
 }
 
 function specCard(metadata) {
   const of = (key) => metadata.get(`modelspec.${key}`);
-  const keys = [...metadata.keys()].filter((key) =>
-    key.startsWith("modelspec.") && key !== "modelspec.thumbnail"
-  );
+  const keys = [...metadata.keys()].filter((key) => key.startsWith("modelspec.") && key !== "modelspec.thumbnail");
   if (keys.length === 0) return null;
   const thumbnail = of("thumbnail") ?? "";
   const isShown = thumbnail.length <= MOST_THUMBNAIL &&
@@ -225,9 +215,7 @@ function specCard(metadata) {
     "section",
     { class: "card" },
     h("h3", {}, text(of("title")) ?? "ModelSpec"),
-    isShown
-      ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 })
-      : null,
+    isShown ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 }) : null,
     facts(
       keys.filter((key) => key !== "modelspec.title").map((
         key,
