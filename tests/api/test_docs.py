@@ -36,7 +36,10 @@ RUN_BY = {
 }
 SYBIL = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], path=str(ROOT), pattern="*.md")
 # Packages that code blocks import, and that may not be installed for the tests.
-OPTIONAL = re.compile(r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|lightning|obstore)\b", re.MULTILINE)
+OPTIONAL = re.compile(
+    r"^(?:import|from) (jax|torch|numpy|h5py|fsspec|lightning|obstore|transformers|accelerate)\b",
+    re.MULTILINE,
+)
 
 
 def called(page: Path) -> str:

@@ -19,7 +19,12 @@ DOCUMENTED = documented()
 NOT_RUN = {
     "ingot.download": "the network",
     "ingot.Download": "the network",
+    "ingot.engines.accelerate": "a training loop of accelerate",
+    "ingot.engines.accelerate.load_state": "a training loop of accelerate",
+    "ingot.engines.accelerate.save_state": "a training loop of accelerate",
     "ingot.engines.lightning": "a training loop of Lightning",
+    "ingot.engines.transformers": "a training loop of transformers",
+    "ingot.engines.transformers.CheckpointMixin": "a training loop of transformers",
 }
 
 

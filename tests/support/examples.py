@@ -18,7 +18,11 @@ from support.public_api import MODULES, imported, public_api
 #: Modules whose functions have no options, so that they have no rows in the table of options.
 WITHOUT_OPTIONS = ("ingot.compat", "ingot.compat.bintensors")
 #: The modules that import torch.
-OF_TORCH = ("ingot.torch", "ingot.dcp", "ingot.engines.lightning")
+OF_TORCH = (
+    "ingot.torch",
+    "ingot.dcp",
+    *(f"ingot.engines.{name}" for name in ("accelerate", "lightning", "transformers")),
+)
 
 
 def documented() -> dict[str, Any]:

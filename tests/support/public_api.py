@@ -17,7 +17,9 @@ MODULES = (
     "ingot.numpy",
     "ingot.torch",
     "ingot.dcp",
+    "ingot.engines.accelerate",
     "ingot.engines.lightning",
+    "ingot.engines.transformers",
 )
 #: The modules of the frameworks that have the functions of `Whole`. Most are not installed where tests run.
 ALIKE = "ingot.<framework>"
@@ -31,11 +33,12 @@ MADE = (
     "ingot.dcp.Writer",
     "ingot.engines.lightning.CheckpointIO",
 )
-#: Classes whose methods implement interfaces of torch and Lightning.
+#: Classes whose methods implement interfaces of torch and of trainers.
 OF_OTHERS = (
     "ingot.dcp.Reader",
     "ingot.dcp.Writer",
     "ingot.engines.lightning.CheckpointIO",
+    "ingot.engines.transformers.CheckpointMixin",
     "ingot.torch.RNG",
 )
 

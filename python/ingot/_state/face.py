@@ -32,6 +32,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground
 
+_NO_MODULES: Mapping[TreePath, Any] = {}
+
 
 @dataclass(frozen=True, repr=False)
 class StateReport(Report):
@@ -158,10 +160,16 @@ class States:
         """
         return self.saved(state, destination, Saving.of(self.save_state, locals()))
 
-    def saved(self, state: Any, destination: Path | Writable, how: Saving) -> ingot.SaveFuture | None:
-        """Do the work of `save_state`."""
+    def saved(
+        self,
+        state: Any,
+        destination: Path | Writable,
+        how: Saving,
+        named_by: Mapping[TreePath, Any] = _NO_MODULES,
+    ) -> ingot.SaveFuture | None:
+        """Do the work of `save_state`. The modules in `named_by` are not saved, and name parameters."""
         lives = {path: value for path, value in within(state) if is_live(value)}
-        return self.saved_tree(state, destination, how, self.states_of(lives))
+        return self.saved_tree(state, destination, how, self.states_of({**lives, **named_by}))
 
     def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
         """Return a function that writes `state` to a path. All `ranks` call it.
@@ -276,10 +284,12 @@ class States:
         into: Any = None,
         types: Iterable[type] = (),
         check: Callable[[Checkpoint], None] | None = None,
+        named_by: Mapping[TreePath, Any] = _NO_MODULES,
     ) -> tuple[Any, Restoring]:
         """Load a state. Returns the tree, and how it was restored.
 
-        `check` is called with the open file before it is read, and raises to reject it.
+        `check` is called with the open file before it is read, and raises to reject it. The modules in
+        `named_by` name the parameters of optimizers, and are not in the tree.
         """
         # A state outlives its file, which training replaces.
         how = how._replace(backend="pread") if how.backend == "auto" else how
@@ -287,7 +297,7 @@ class States:
         def work(checkpoint: Checkpoint, reads: Reads) -> tuple[Any, Restoring]:
             if check is not None:
                 check(checkpoint)
-            return self._read(checkpoint, reads, how, move, into, types)
+            return self._read(checkpoint, reads, how, move, into, types, named_by)
 
         found, restoring = door.loaded(source, how, work)
         self.apply_all(restoring)
@@ -315,6 +325,7 @@ class States:
         move: Moving,
         into: Any,
         types: Iterable[type],
+        named_by: Mapping[TreePath, Any],
     ) -> tuple[Any, Restoring]:
         is_partial = how.keys is not None or how.drop is not None
         # Live objects only get bytes that have been compared.
@@ -323,10 +334,20 @@ class States:
         node = contents.tree()
         node = selected(node, contents, how) if is_partial else node
         restoring = Restoring(contents, self, into, types, is_partial)
-        restoring.known = self.prepare(restoring)
+        restoring.known = self.prepare(restoring, named_by)
+        return self._restored(node, contents, restoring, move, reads), restoring
+
+    def value_of(self, node: Any, contents: Contents, reads: Reads, types: Iterable[type] = ()) -> Any:
+        """Return the value of a part of the tree of an open file."""
+        restoring = Restoring(contents, self, None, types, is_partial=False)
+        restoring.known = self.prepare(restoring, _NO_MODULES)
+        return self._restored(node, contents, restoring, self.whole.mover(None), reads)
+
+    def _restored(
+        self, node: Any, contents: Contents, restoring: Restoring, move: Moving, reads: Reads
+    ) -> Any:
         restoring.planned(node)
-        loaded = self._loaded(contents, restoring, move, reads)
-        return restoring.restored(node, loaded), restoring
+        return restoring.restored(node, self._loaded(contents, restoring, move, reads))
 
     def _loaded(self, contents: Contents, restoring: Restoring, move: Moving, reads: Reads) -> dict[str, Any]:
         """Read the planned tensors: first the new ones, then the caller's tensors."""
@@ -367,7 +388,7 @@ class States:
         tensors: dict[str, Any] = {Label(spelled(path)): tensor for path, (tensor, _) in filled.items()}
         self.whole.into(checkpoint, Wanted([name for _, name in filled.values()]), tensors, reads)
 
-    def prepare(self, restoring: Restoring) -> Any:
+    def prepare(self, restoring: Restoring, named_by: Mapping[TreePath, Any]) -> Any:
         """Return facts about the caller's live objects that `plan` and `state_for` need."""
         return None
 

@@ -134,7 +134,9 @@ def misfits(
 
     Each as the number of its parameter, its key, the expected and the found shape.
     """
-    is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
+    # accelerate wraps optimizers.
+    kind = type(getattr(optimizer, "optimizer", optimizer))
+    is_of_torch = kind.__module__.startswith("torch.optim.")
     for place, parameter in enumerate(parameters(optimizer)):
         own = optimizer.state.get(parameter, {})
         for key, value in state["state"].get(place, {}).items():

@@ -74,7 +74,10 @@ class Place:
         self._pattern = pattern
         self.index = pattern.replace(SUFFIX, "") + ".index.json"
         before, after = map(re.escape, pattern.split(SUFFIX))
-        self._files = re.compile(f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}|{PART.pattern}")
+        #: The file for tensors of objects that `torch.distributed.checkpoint` saves.
+        self.objects = pattern.replace(SUFFIX, "-objects")
+        numbered = f"{before}(-[0-9]{{5,}}-of-[0-9]{{5,}})?{after}"
+        self._files = re.compile(f"{numbered}|{re.escape(self.objects)}|{PART.pattern}")
         # A save to such a name may have left its own temporary file too, which begins with a dot more.
         self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from hashlib import sha256
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -38,6 +40,7 @@ from ingot._ranks.placements import Part
 from ingot._read import door
 from ingot._read.door import reading
 from ingot._read.select import Label
+from ingot._state.face import checked_types
 from ingot._write.directory import PART, listed
 from ingot.errors import CheckpointError, RankError, StorageError
 from ingot.torch import _load_by_ranks
@@ -47,6 +50,7 @@ from ingot.torch._load_into import FOR_RANKS, ReadOnce, has_ranks
 from ingot.torch._tensors import DTYPES
 from ingot.typing import ReadOptions, Source
 
+from .objects import Objects
 from .parts import Chunk, begins
 
 # The node, the path, and `Checkpoint.identity` with a digest of its text.
@@ -145,6 +149,9 @@ class Reader(StorageReader):
         `load`, without its ``no_dist=True``.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that load together, the same as in the call of `load`. By default all ranks.
+    types : iterable of class, optional
+        Dataclasses, named tuples and enums in objects, as for `ingot.torch.load_state`. Without its class, an
+        object is loaded as a dict.
     **options
         How the files are read: `ingot.typing.ReadOptions`.
 
@@ -158,6 +165,9 @@ class Reader(StorageReader):
     For any placements of the DTensors, each rank reads its own parts of all tensors at once into their
     memory, and converts floats to other floats. Tensors of the checkpoint that the state dict lacks are not
     read. An index decides which files belong to a checkpoint; other files in the directory are ignored.
+
+    Objects that `Writer` has stored are loaded as `ingot.torch.load_state` loads them, and no code of the
+    file is run. Planners expect pickles: they get pickles that this process has made of the loaded objects.
 
     A load reads one version of the files. If a save replaces files after ranks have opened them, all ranks
     open and read the new checkpoint. They raise if the plan of the load does not fit it, or if other
@@ -179,9 +189,11 @@ class Reader(StorageReader):
         *,
         read_once: ReadOnce = False,
         process_group: ProcessGroup | None = None,
+        types: Iterable[type] = (),
         **options: Unpack[ReadOptions],
     ) -> None:
-        given = checked(Reader.__init__, locals(), **FOR_RANKS)
+        given = checked(Reader.__init__, locals(), types=checked_types, **FOR_RANKS)
+        self._types: tuple[type, ...] = given["types"]
         self._path, self._how = source, Loading.among(given)
         self._read_once, self._group = read_once, process_group
         self._load_id = uuid4().hex
@@ -202,11 +214,14 @@ class Reader(StorageReader):
     def read_metadata(self) -> Metadata:
         """Return the tensors of the checkpoint and their parts."""
         self._files = self._opened()
+        self._objects = Objects(self._files, self._types)
         chunks: dict[str, list[Chunk]] = {}
         codes: dict[str, str] = {}
         for number, file in enumerate(self._files):
             places = begins(file)
             for info in file.infos():
+                if info.name in self._objects.tensors:
+                    continue
                 shape = packed(info.dtype, info.shape)
                 begin = (0,) * len(shape) if places is None else places[info.name]
                 if codes.setdefault(info.name, info.dtype) != info.dtype:
@@ -215,10 +230,11 @@ class Reader(StorageReader):
         tensors = {name: self._tensor(name, codes[name], found) for name, found in chunks.items()}
         pairs = ((name, chunk) for name, found in chunks.items() for chunk in found)
         places_of = {MetadataIndex(name, chunk.begin): chunk for name, chunk in pairs}
+        found_objects = {name: BytesStorageMetadata() for name in self._objects.names()}
         return Metadata(
-            {**tensors},
+            {**tensors, **found_objects},
             # No name is nested. Planners look it up when they load some names into an empty dict.
-            planner_data={name: (name,) for name in tensors},
+            planner_data={name: (name,) for name in (*tensors, *found_objects)},
             storage_data=places_of,
             storage_meta=StorageMeta(load_id=self._load_id),
         )
@@ -275,6 +291,7 @@ class Reader(StorageReader):
         self._chunks: dict[MetadataIndex, Chunk] = metadata.storage_data
         if not self._files:
             self._files = self._opened()
+            self._objects = Objects(self._files, self._types)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Record the version of the files that this rank opened, and whether they stay open."""
@@ -310,10 +327,13 @@ class Reader(StorageReader):
         ranks = plan.storage_data or 0
         peers = Peers(self._group) if self._may_agree(ranks) else None
         with _step(peers, "planning"):
-            resolved = [(item, self._destination(item, planner)) for item in plan.items]
+            items = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+            resolved = [(item, planner.resolve_tensor(item).detach()) for item in items]
         for left in reversed(range(door.TRIES)):
             try:
                 self._read(resolved, peers)
+                with _step(peers, "reading objects"):
+                    held = self._pickled(plan)
                 break
             except BaseException as fault:
                 if not left or (peers is None and ranks != 1) or not _is_replaced(fault, peers):
@@ -321,6 +341,8 @@ class Reader(StorageReader):
             self._open_again(resolved, peers)
         for item, tensor in resolved:
             planner.commit_tensor(item, tensor)
+        for item, pickled in held:
+            planner.load_bytes(item, pickled)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -362,10 +384,10 @@ class Reader(StorageReader):
         # The slots are for the open files: they fit no others.
         _load_by_ranks.load(look, peers, self._read_once, tries=1)
 
-    def _destination(self, item: ReadItem, planner: LoadPlanner) -> torch.Tensor:
-        if item.type is not LoadItemType.TENSOR:
-            raise self._misfit(item.storage_index.fqn, "a tensor", "an object, and the files have none")
-        return planner.resolve_tensor(item).detach()
+    def _pickled(self, plan: LoadPlan) -> list[tuple[ReadItem, io.BytesIO]]:
+        """Return the objects of a plan, pickled by this process."""
+        items = [item for item in plan.items if item.type is not LoadItemType.TENSOR]
+        return [(item, self._objects.pickled(item.storage_index.fqn, self._how)) for item in items]
 
     def _slots(self, resolved: list[tuple[ReadItem, torch.Tensor]]) -> dict[int, list[Slot]]:
         """Return the slots of each file."""

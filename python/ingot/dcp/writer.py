@@ -11,34 +11,34 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 from uuid import uuid4
 
 import torch
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from ingot._base.checks import is_path
 from ingot._base.options import Saving, checked, takes
-from ingot._base.text import _quoted, located
+from ingot._base.text import located
 from ingot._ranks.local import Held, known_group
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part, in_elements
 from ingot._write import writer as _writer
 from ingot._write.directory import MANIFEST, called, hidden, is_held, keep, recover
-from ingot._write.shards import Place, alone, aside, remove
+from ingot._write.shards import Place, alone, aside, index, remove
 from ingot.errors import OptionError, RankError, SaveError
-from ingot.torch._files import save_file
+from ingot.torch._files import write_tensors
 from ingot.torch._load_into import has_ranks
 from ingot.torch._save_by_ranks import Files, Looked, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 from ingot.typing import Path, ReplaceOptions
 
-from . import parts
+from . import objects, parts
 
 # Saves that never finish because another rank failed. torch does not report such a failure to the
 # coordinator's storage.
@@ -209,8 +209,10 @@ class Writer(StorageWriter):
     locks the directory from planning to the end. ``use_collectives=False`` needs ``whole=False``.
     `async_save` works with both. Writing holds the GIL only while tensors are handed over.
 
-    A state dict holds tensors only. Other objects, such as the ``param_groups`` of an optimizer, are
-    refused by name.
+    Objects that are not tensors, such as the ``param_groups`` of an optimizer, are stored as a training state
+    (`ingot.torch.save_state`) in the index, or in the files of parts, and long ones as tensors. No pickle is
+    written: objects that only pickle could store are refused by their path. They come from the
+    ``lookup_object`` of the planner, which `DefaultSavePlanner` has.
 
     Examples
     --------
@@ -243,6 +245,9 @@ class Writer(StorageWriter):
         self._saving: list[ExitStack] = []
         # The names of files of parts, once all are written.
         self._names: list[str] = []
+        # The files of whole tensors and their index, until they are renamed.
+        self._files: Files | None = None
+        self._prefix = ""
         self._writers: dict[str, _writer.Writer] = {}
 
     @property
@@ -263,7 +268,7 @@ class Writer(StorageWriter):
 
     def _give_up(self) -> None:
         """Remove the files of a save that did not finish."""
-        self._writers = {}
+        self._writers, self._files = {}, None
         with suppress(IndexError):
             give_up(self._saving.pop())
 
@@ -284,23 +289,13 @@ class Writer(StorageWriter):
             raise OptionError(message, code="parts-only", found=False)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Raise for objects that are not tensors, and record the order of the names."""
-        with Peers(self._group).step("planning") if self._plans_alone else nullcontext():
-            self._check_items(plan)
+        """Record the order of the names of tensors."""
         if not getattr(plan, "usable", True):
             # The planner cached an equal plan, which already has this data.
             return plan
-        names = [item.index.fqn for item in plan.items]
+        names = [item.index.fqn for item in plan.items if not objects.is_object(item)]
         directory = os.path.realpath(self._place.directory)
         return dataclasses.replace(plan, storage_data=_Local(this_node(), directory, names))
-
-    def _check_items(self, plan: SavePlan) -> None:
-        for item in plan.items:
-            if item.type is WriteItemType.BYTE_IO or item.tensor_data is None:
-                way_out = "save only the tensors of the state dict, and the rest by torch.save"
-                what = "files of tensors cannot contain other objects"
-                message = f"{_quoted(item.index.fqn)}: {what}: {way_out}"
-                raise SaveError(message, code="no-tensor", tensor=item.index.fqn)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Plan the files, and create them."""
@@ -318,16 +313,20 @@ class Writer(StorageWriter):
             self._place.check(self._how.existing)
             noted = (_Global({}, {}, rank, [*specs]) for rank in range(len(plans)))
             return [*map(_with_data, plans, noted)]
-        tensors, of_file, index = self._files({name: spec.nbytes for name, spec in specs.items()})
+        has_objects = any(objects.is_object(item) for plan in plans for item in plan.items)
+        made = self._planned({name: spec.nbytes for name, spec in specs.items()}, has_objects)
         with ExitStack() as saving:
             self._place.check(self._how.existing)
-            paths = saving.enter_context(aside(self._place, tensors, index, self._how))
-            for name, own in tensors.items():
+            paths = saving.enter_context(aside(self._place, made.tensors, made.weight_map, self._how))
+            for name, own in made.tensors.items():
                 of_own = {tensor: specs[tensor] for tensor in own}
-                made = _writer.Writer(paths[name], of_own, of_file, **self._how.of_writer())
-                self._writers[name] = saving.enter_context(made)
+                writer = _writer.Writer(paths[name], of_own, made.metadata, **self._how.of_writer())
+                self._writers[name] = saving.enter_context(writer)
             self._saving.append(saving.pop_all())
-        files = {tensor: name for name, own in tensors.items() for tensor in own}
+        self._files = made
+        file, path = next(iter(paths.items()))
+        self._prefix = os.path.basename(path).removesuffix(file)
+        files = {tensor: name for name, own in made.tensors.items() for tensor in own}
         noted = (_Global(paths, files, rank) for rank in range(len(plans)))
         return [*map(_with_data, plans, noted)]
 
@@ -359,10 +358,14 @@ class Writer(StorageWriter):
         shared: str = peers.broadcast(prefix, "preparing the directory")
         return shared
 
-    def _files(self, sizes: dict[str, int]) -> Files:
-        """Return the files for tensors of these sizes, in order."""
+    def _planned(self, sizes: dict[str, int], has_objects: bool) -> Files:
+        """Return the files for tensors of these sizes, in order. Objects need an index."""
         homes = {name: name if nbytes else None for name, nbytes in sizes.items()}
-        return Files(*planned(self._place, sizes, homes, self._limit, self._how.metadata or {}, {}))
+        metadata = self._how.metadata or {}
+        found = Files(*planned(self._place, sizes, homes, self._limit, metadata, {}))
+        if not has_objects or found.weight_map is not None:
+            return found
+        return found._replace(weight_map=index(found.tensors, sum(sizes.values()), metadata))
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items."""
@@ -390,10 +393,11 @@ class Writer(StorageWriter):
             return work(plan, planner, where)
 
     def _write_whole(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
-        results = []
+        held = objects.stored(plan, planner, where.files)
+        results = _results_of(plan, held)
         with ExitStack() as joined:
             writers = dict(self._writers)
-            for item in plan.items:
+            for item in filter(_is_tensor, plan.items):
                 file = where.files[item.index.fqn]
                 hidden = os.path.basename(where.paths[file]).removesuffix(file)
                 with called(hidden, ""):
@@ -410,37 +414,67 @@ class Writer(StorageWriter):
 
     def _send(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
         """Save with ranks of other machines: one rank writes each file, and rank 0 renames all files."""
-        peers = Peers(self._group)
-        together = Together(partial(_looked, plan, planner), peers)
-        files = self._files({name: together.specs[name].nbytes for name in where.names or ()})
+        peers, names = Peers(self._group), where.names or []
+        found: dict[str, objects.Stored] = {}
+        with peers.step("encoding objects"):
+            found = objects.stored(plan, planner, names)
+        gathered = {
+            name: one for some in peers.gather(found, "encoding objects") for name, one in some.items()
+        }
+        notes, extra = objects.record(gathered, names) if gathered else ({}, {})
+        own = {} if peers.rank else extra
+        together = Together(partial(_looked, plan, planner, own), peers)
+        sizes = {name: together.specs[name].nbytes for name in (*names, *extra)}
+        files = self._planned(sizes, bool(gathered))
+        _note(files, notes)
         write(together, files, self._place, self._how, peers)
         homes = {tensor: name for name, own in files.tensors.items() for tensor in own}
-        sizes = {name: tensor.nbytes for name, tensor in together.local.items()}
-        indices = (item.index for item in plan.items)
-        return [WriteResult(index, sizes[index.fqn], homes[index.fqn]) for index in indices]
+        local = {name: tensor.nbytes for name, tensor in together.local.items()}
+        indices = [item.index for item in filter(_is_tensor, plan.items)]
+        # Rank 0 has stored the objects.
+        return [WriteResult(index, local[index.fqn], homes[index.fqn]) for index in indices]
 
     def _write_parts(self, plan: SavePlan, planner: SavePlanner, where: _Global) -> list[WriteResult]:
         # A file has at most one tensor of each name, so a second part of a tensor goes to another file.
         shards: list[dict[str, WriteItem]] = []
-        for item in plan.items:
+        for item in filter(_is_tensor, plan.items):
             free = next((shard for shard in shards if item.index.fqn not in shard), None)
             if free is None:
                 shards.append(free := {})
             free[item.index.fqn] = item
+        names = [item.index.fqn for item in filter(_is_tensor, plan.items)]
+        held = objects.stored(plan, planner, names)
+        if held and not shards:
+            shards.append({})
         results = []
         for number, shard in enumerate(shards, 1):
             name = _SHARD.format(rank=where.rank + 1, number=number, count=len(shards))
             tensors = {tensor: _values(planner, item) for tensor, item in shard.items()}
-            noted = parts.metadata({tensor: _begin(item) for tensor, item in shard.items()})
+            begins = {tensor: _begin(item) for tensor, item in shard.items()}
+            notes: dict[str, str] = {}
+            if held and number == 1:
+                # The first file of a rank has its objects.
+                notes, extra = objects.record(held, shard)
+                tensors |= extra
+                begins |= {other: (0,) * tensor.ndim for other, tensor in extra.items()}
+                indices = (item.index for item in filter(objects.is_object, plan.items))
+                results += [WriteResult(index, held[index.fqn].nbytes, name) for index in indices]
+            how = self._how._replace(metadata=parts.metadata(begins), progress=False)
             with called(os.path.basename(where.prefix), ""):
-                save_file(tensors, where.prefix + name, noted, shared="copy", **self._how.of_writer())
+                write_tensors(tensors, where.prefix + name, how, "copy", records=notes)
             sizes = {name: tensor.nbytes for name, tensor in tensors.items()}
             results += [WriteResult(item.index, sizes[tensor], name) for tensor, item in shard.items()]
         return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Rename the files to their final names."""
-        written = {result.storage_data for some in results for result in some}
+        found = [result for some in results for result in some]
+        held = {
+            one.index.fqn: one.storage_data for one in found if isinstance(one.storage_data, objects.Stored)
+        }
+        if held:
+            self._write_objects(held)
+        written = {result.storage_data for result in found if isinstance(result.storage_data, str)}
         if self._plans_alone:
             peers = Peers(self._group)
             written = {name for names in peers.gather(written, "finishing") for name in names}
@@ -448,6 +482,33 @@ class Writer(StorageWriter):
                 self._put_in_place(written)
         else:
             self._put_in_place(written)
+
+    def _write_objects(self, held: dict[str, objects.Stored]) -> None:
+        """Add the objects of all ranks to the index of whole tensors, and their tensors as a file."""
+        if self._files is None or not self._saving:
+            return
+        try:
+            self._add_objects(held, self._files)
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _add_objects(self, held: dict[str, objects.Stored], files: Files) -> None:
+        names = [name for own in files.tensors.values() for name in own]
+        notes, extra = objects.record(held, names)
+        twice = next((name for name in extra if name in {*names}), None)
+        if twice is not None:
+            raise located(SaveError, "an object has a tensor of this name too", code="mismatch", tensor=twice)
+        _note(files, notes)
+        if extra:
+            name = self._place.objects
+            # The directory's files get their names from this dict when the save ends.
+            cast("dict[str, list[str]]", files.tensors)[name] = [*extra]
+            weight_map: Any = cast("dict[str, Any]", files.weight_map)["weight_map"]
+            weight_map |= dict.fromkeys(extra, name)
+            with called(self._prefix, ""):
+                how = self._how._replace(metadata={"format": "pt"}, progress=False)
+                write_tensors(extra, self._place.path(self._prefix + name), how, "copy")
 
     def _put_in_place(self, written: set[str]) -> None:
         if not self._saving:
@@ -459,7 +520,7 @@ class Writer(StorageWriter):
                 self._names += sorted(written)
             for writer in self._writers.values():
                 writer.commit()
-        self._writers = {}
+        self._writers, self._files = {}, None
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -503,7 +564,7 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
     """Return the specs of the tensors that ranks write, in the ranks' order."""
     found: dict[str, _Spec] = {}
     for plan in plans:
-        for item in plan.items:
+        for item in filter(_is_tensor, plan.items):
             assert item.tensor_data is not None
             spec = _Spec(item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
             if found.setdefault(item.index.fqn, spec) != spec:
@@ -514,10 +575,27 @@ def _specs(plans: list[SavePlan]) -> dict[str, _Spec]:
     return {name: found[name] for name in order if name in found}
 
 
-def _looked(plan: SavePlan, planner: SavePlanner) -> Looked:
-    """Return the part of each tensor that this rank writes."""
-    found: dict[str, Held] = {}
-    for item in plan.items:
+def _is_tensor(item: WriteItem) -> bool:
+    return not objects.is_object(item)
+
+
+def _results_of(plan: SavePlan, held: Mapping[str, objects.Stored]) -> list[WriteResult]:
+    """Return the results that send a rank's objects to the coordinator."""
+    indices = (item.index for item in filter(objects.is_object, plan.items))
+    return [WriteResult(index, held[index.fqn].nbytes, held[index.fqn]) for index in indices]
+
+
+def _note(files: Files, notes: Mapping[str, str]) -> None:
+    """Add entries to the metadata of the index, which is written last."""
+    if notes:
+        metadata: Any = cast("dict[str, Any]", files.weight_map)["metadata"]
+        metadata |= notes
+
+
+def _looked(plan: SavePlan, planner: SavePlanner, extra: Mapping[str, torch.Tensor]) -> Looked:
+    """Return the part of each tensor that this rank writes, and whole tensors of objects."""
+    found = {name: Held(Part.whole(tensor.shape), tensor) for name, tensor in extra.items()}
+    for item in filter(_is_tensor, plan.items):
         assert item.tensor_data is not None
         name, sizes = item.index.fqn, item.tensor_data.chunk.sizes
         if name in found:

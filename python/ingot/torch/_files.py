@@ -28,6 +28,7 @@ from ._into import fill_tensors
 from ._shared import refuse_shared, restore, views_among
 from ._tensors import _export, _plain_ones, _tensors, at, copied, is_here, refuse_strided, wrap
 
+_NO_RECORDS: Mapping[str, str] = {}
 Shared = Literal["error", "copy", "alias"]
 Contiguous = Literal["error", "copy"]
 Loaded = Literal["alias", "drop"]
@@ -423,10 +424,12 @@ def write_tensors(
     how: Saving,
     shared: Shared = "error",
     contiguous: Contiguous = "copy",
+    records: Mapping[str, str] = _NO_RECORDS,
 ) -> ingot.SaveFuture | None:
-    """Write a file of tensors, as `save_file` does."""
+    """Write a file of tensors, as `save_file` does. `records` are entries of metadata about the tensors."""
     own, views = _stored(tensors, shared, contiguous)
     packed, known = _payload(own, shared), _shown(shared, views)
+    known["records"] = {**records, **known["records"]}
     return write_file(filename, own, packed, how, copies=partial(_copies, shared), **known)
 
 

@@ -102,12 +102,12 @@ class _States(States):
     def shape_of(self, info: TensorInfo) -> tuple[int, ...]:
         return packed(info.dtype, info.shape)
 
-    def prepare(self, restoring: Restoring) -> Any:
+    def prepare(self, restoring: Restoring, named_by: Mapping[TreePath, Any]) -> Any:
         lives = {path: value for path, value in restoring.values.items() if is_live(value)}
         for live in lives.values():
             if isinstance(live, torch.optim.Optimizer):
                 restoring.add_classes(optimizers.classes_of(live))
-        return optimizers.names_in(lives)
+        return optimizers.names_in({**lives, **named_by})
 
     def plan(self, live: Live, restoring: Restoring) -> None:
         if isinstance(live.value, torch.nn.Module):
