@@ -1094,6 +1094,207 @@ def unknown_network() -> Any:
     return {f"net.{at}.weight": ("F32", (64, 64)) for at in range(8)}
 
 
+# Files that were written after the rules were frozen.
+
+
+@file(kind="transformer", base="Stable Diffusion 3.5", rank=None)
+def sd_3_5_large() -> Any:
+    return diffuser(
+        "SD3Transformer2DModel",
+        "BF16",
+        **{**SD3, "num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "qk_norm": "rms_norm"},
+    )
+
+
+@file(kind="transformer", base="Flux", rank=None)
+def flux_schnell_original() -> Any:
+    return prefixed("model.diffusion_model.", flux_original(guidance=False))
+
+
+@file(kind="transformer", base="Wan", rank=None)
+def wan_2_1_i2v_14b() -> Any:
+    return diffuser(
+        "WanTransformer3DModel", "F16", **{**WAN, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+    )
+
+
+@file(kind="language model", base="Qwen 1.5 to 2.5", rank=None)
+def qwen_2_5_0_5b() -> Any:
+    return transformer(
+        "qwen2",
+        "BF16",
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+
+
+@file(kind="language model", base="Gemma 3", rank=None)
+def gemma_3_1b_with_config() -> Any:
+    found = transformer(
+        "gemma3_text",
+        "BF16",
+        hidden_size=1152,
+        intermediate_size=6912,
+        num_hidden_layers=26,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=256,
+        vocab_size=262144,
+    )
+    return found, {"config.json": {"model_type": "gemma3_text"}}
+
+
+@file(kind="language model", base="Mistral", rank=None)
+def mistral_nemo() -> Any:
+    return transformer(
+        "mistral", "BF16", **{**MISTRAL, "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128, "vocab_size": 131072}
+    )
+
+
+@file(kind="speech model", base="Whisper", rank=None)
+def whisper_large_v3() -> Any:
+    found = transformer(
+        "whisper",
+        "F16",
+        "WhisperForConditionalGeneration",
+        d_model=1280,
+        encoder_layers=32,
+        decoder_layers=32,
+        encoder_attention_heads=20,
+        decoder_attention_heads=20,
+        encoder_ffn_dim=5120,
+        decoder_ffn_dim=5120,
+        num_mel_bins=128,
+        vocab_size=51866,
+    )
+    found.pop("proj_out.weight", None)
+    return found
+
+
+@file(kind="text encoder", base="BERT", rank=None)
+def bert_large_classifier() -> Any:
+    return transformer(
+        "bert",
+        "F32",
+        "AutoModelForSequenceClassification",
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+    )
+
+
+@file(kind="language model", base="T5 1.1", rank=None)
+def flan_t5_base() -> Any:
+    return transformer(
+        "t5",
+        "F32",
+        "AutoModelForSeq2SeqLM",
+        d_model=768,
+        d_ff=2048,
+        num_layers=12,
+        num_heads=12,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+        vocab_size=32128,
+    )
+
+
+@file(kind="UNet", base="Stable Diffusion XL", rank=None)
+def sdxl_inpainting_unet() -> Any:
+    return diffuser("UNet2DConditionModel", **{**SDXL, "in_channels": 9})
+
+
+@file(kind="ControlNet", base="Stable Diffusion XL", rank=None)
+def controlnet_sdxl() -> Any:
+    dropped = ("sample_size", "up_block_types")
+    return diffuser("ControlNetModel", **{key: value for key, value in SDXL.items() if key not in dropped})
+
+
+@file(kind="IP-Adapter", base="Stable Diffusion XL", rank=None)
+def ip_adapter_plus_sdxl() -> Any:
+    projection = {"latents": ("F16", (1, 16, 1280)), "proj_in.weight": ("F16", (1280, 1280))}
+    return ip_adapter(sdxl_unet(), 2048, projection)
+
+
+@file(kind="LoCon", base="Stable Diffusion XL", rank=[8, 32])
+def kohya_locon_sdxl_without_metadata() -> Any:
+    unet = ldm_unet(sdxl_unet())
+    convolutions = kohya(unet, r"(in_layers\.2|out_layers\.3|op|conv)\.weight", 8)
+    return {**kohya(unet, LDM, 32), **convolutions}
+
+
+@file(kind="LoKr", base="Stable Diffusion 1.x", rank=None)
+def lycoris_lokr_full_sd_1_5() -> Any:
+    found: Shapes = {}
+    for name, shape in modules(sd15_unet(), TRANSFORMER):
+        stem = "lora_unet_" + name.replace(".", "_")
+        found[f"{stem}.lokr_w1"] = "F16", (4, 4)
+        found[f"{stem}.lokr_w2"] = "F16", (shape[0] // 4, shape[1] // 4, *shape[2:])
+        found[f"{stem}.alpha"] = "F16", ()
+    return found
+
+
+@file(kind="DoRA", base="Stable Diffusion XL", rank=[16, 16])
+def kohya_dora_sdxl() -> Any:
+    unet = ldm_unet(sdxl_unet())
+    found = kohya(unet, LDM, 16)
+    for name, shape in modules(unet, LDM):
+        found[f"lora_unet_{name.replace('.', '_')}.dora_scale"] = "F16", (1, shape[1], *shape[2:])
+    beside = {"metadata": {"modelspec.architecture": "stable-diffusion-xl-v1-base/lora", "ss_network_alpha": "8.0"}}
+    return found, beside
+
+
+@file(kind="LoRA", base="Stable Diffusion 1.x", rank=[4, 4])
+def diffusers_sd_1_5_of_old_names() -> Any:
+    found: Shapes = {}
+    for name, shape in modules(sd15_unet(), r"attn\d\.(to_[qkv]|to_out\.0)\.weight"):
+        head, _, last = name.removesuffix(".0").rpartition(".")
+        stem = f"unet.{head}.processor.{last}_lora"
+        found[f"{stem}.down.weight"] = "F32", (4, shape[1])
+        found[f"{stem}.up.weight"] = "F32", (shape[0], 4)
+    return found
+
+
+@file(kind="LoRA", base="Stable Diffusion 3 or 3.5", rank=[32, 32])
+def diffusers_sd_3() -> Any:
+    return peft_names(
+        diffuser("SD3Transformer2DModel", **SD3), r"attn\.(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out)\.weight", 32, "transformer."
+    )
+
+
+@file(kind="LoRA", base="Qwen-Image", rank=[16, 16])
+def musubi_qwen_image_with_metadata() -> Any:
+    found = diffuser("QwenImageTransformer2DModel", **QWEN_IMAGE)
+    pattern = r"(attn\.(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out)|_mlp\.net\.(0\.proj|2)|_mod\.1)\.weight"
+    return kohya(found, pattern, 16), {"metadata": {"ss_base_model_version": "qwen_image", "ss_network_dim": "16"}}
+
+
+@file(kind="LoRA", base="Qwen/Qwen2.5-7B-Instruct", rank=[64, 64])
+def peft_qwen_with_config() -> Any:
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    beside = {
+        "adapter_config.json": {
+            "peft_type": "LORA",
+            "r": 64,
+            "lora_alpha": 16,
+            "base_model_name_or_path": "Qwen/Qwen2.5-7B-Instruct",
+        }
+    }
+    return peft("qwen2", "AutoModelForCausalLM", targets, 64, **QWEN25), beside
+
+
+@file(kind="language model", base="Qwen 1.5 to 2.5", rank=None, packing="GPTQ, 8 bit")
+def qwen_2_5_gptq_8_bit() -> Any:
+    config = {"model_type": "qwen2", "quantization_config": {"quant_method": "gptq", "bits": 8}}
+    return quantised(transformer("qwen2", "F16", **QWEN25), gptq(8)), {"config.json": config}
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:] or FILES:
         text = json.dumps(FILES[name](), indent=1) + "\n"
