@@ -133,7 +133,7 @@ def test_load_file_releases_the_file_after_an_unreadable_block(shown: Path, tmp_
             assert (caught.value.errno, caught.value.path) == (errno.EIO, str(path))
             # The traceback keeps the objects of its frames alive.
             del caught
-        for _ in range(100):
+        for _ in range(1200):
             if not held(tmp_path):
                 break
             time.sleep(0.05)
