@@ -32,7 +32,10 @@ function declaredTotal(declared) {
   return total >= 0 ? total : null;
 }
 
-/** Exact: a file of a safe size has more than 2^53 elements only if they are packed, and then their count is even. */
+/**
+ * Returns the number of elements of a tensor. The product is exact as a double: a file whose size is a safe integer has
+ * more than 2^53 elements only if they are packed, and the count of packed elements is even.
+ */
 function elements(tensor) {
   return tensor.nbytes === 0 ? 0 : tensor.shape.reduce((product, dim) => product * dim, 1);
 }

@@ -34,7 +34,8 @@ __all__ = ["load", "load_file", "save", "save_file"]
 
 DTYPES = {code: getattr(mx, name) for code, name in {**NAMES, "BOOL": "bool_"}.items() if hasattr(mx, name)}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-# By element size: not every dtype has a letter in the buffer protocol.
+# Integer dtypes by element size: bytes pass as integers, since the buffer protocol has no code for some
+# dtypes.
 _INTEGERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 

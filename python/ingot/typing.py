@@ -68,7 +68,7 @@ Device = object | Mapping[str, object] | Callable[[TensorInfo], object]
 class Glob:
     """Several patterns of tensor names. `ingot.glob` returns one.
 
-    Two of the same patterns are equal. It can be pickled, and be a key of a dict.
+    Objects with equal patterns are equal. They can be pickled, and be keys of a dict.
 
     Attributes
     ----------
@@ -422,14 +422,14 @@ class WriteOptions(TypedDict, total=False):
 
 
 class EditOptions(TypedDict, total=False):
-    """The part of `SaveOptions` that functions have that change an existing file."""
+    """The options of `SaveOptions` for functions that change an existing file."""
 
     durable: bool | None
     progress: Progress
 
 
 class ReplaceOptions(TypedDict, total=False):
-    """The part of `SaveOptions` that every function has that makes a file."""
+    """The options of `SaveOptions` for all functions that write a new file."""
 
     overwrite: bool
     durable: bool | None
@@ -437,7 +437,7 @@ class ReplaceOptions(TypedDict, total=False):
 
 
 class CopyOptions(ReplaceOptions, total=False):
-    """The part of `SaveOptions` that functions have that copy tensors of other files."""
+    """The options of `SaveOptions` for functions that copy tensors of other files."""
 
     progress: Progress
     checksums: Checksums

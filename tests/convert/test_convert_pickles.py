@@ -275,7 +275,7 @@ def place_of_directory(data: bytes) -> int:
 
 
 def shifted(inner: bytes, outer: bytes) -> bytes:
-    """Return an archive after another one. The record at the end points to the directory of the first.
+    """Return `inner` and then `outer`, whose record at the end points to the directory of `inner`.
 
     Some readers trust that position; others look for the directory in front of the record.
     """
@@ -284,7 +284,7 @@ def shifted(inner: bytes, outer: bytes) -> bytes:
 
 
 def moved(inner: bytes, outer: bytes) -> bytes:
-    """Return an archive after another one, with positions counted from the start of the file."""
+    """Return `inner` and then `outer`, whose positions are corrected to count from the start of the file."""
     end, at = outer.rindex(b"PK\5\6"), place_of_directory(outer)
     data = bytearray(outer)
     struct.pack_into("<L", data, end + 16, at + len(inner))
@@ -296,7 +296,7 @@ def moved(inner: bytes, outer: bytes) -> bytes:
 
 
 def behind(inner: bytes, outer: bytes) -> bytes:
-    """Return an archive after another one, unchanged."""
+    """Return `inner` and then `outer`, unchanged."""
     return inner + outer
 
 

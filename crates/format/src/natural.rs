@@ -4,8 +4,8 @@ use core::cmp::Ordering;
 
 /// Compares two names part by part, where dots separate parts. Parts are compared by their letters and by the values of
 /// the numbers in them.
-///
-/// A part that ends sorts before one that continues with a number, and that one before a part that continues with text.
+/// If one part is the beginning of the other, the shorter part comes first. At the first difference, a number comes before
+/// text.
 /// If two parts differ only in leading zeros, the part with more zeros comes first. Only identical names compare equal.
 ///
 /// ```
@@ -91,7 +91,7 @@ mod tests {
     use core::cmp::Reverse;
     use proptest::prelude::*;
 
-    /// A text, the number after it, that number's length, and so on.
+    /// The texts of a part with the number after each, and the lengths of the numbers.
     type Part = (Vec<(String, Option<u128>)>, Vec<Reverse<usize>>);
 
     fn naive_part(part: &str) -> Part {
@@ -150,7 +150,7 @@ mod tests {
         );
         assert_eq!(natural_order("h.01.b", "h.1.a"), Ordering::Less);
         assert_eq!(natural_order("h.01b", "h.1a"), Ordering::Greater);
-        // Zeros decide only if both parts end, not if one of them continues.
+        // Leading zeros decide only if the parts are otherwise equal.
         assert_eq!(natural_order("h.1", "h.01b"), Ordering::Less);
     }
 }

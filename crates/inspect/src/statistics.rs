@@ -290,7 +290,7 @@ impl Sums {
                 low[lane] = if value < low[lane] { value } else { low[lane] };
                 high[lane] = if value > high[lane] { value } else { high[lane] };
                 sum[lane] += value;
-                // A check of each addition would prevent vector code; a block has far fewer values.
+                // `wrapping_add`, since an overflow check would prevent vector code. A block has too few values to overflow.
                 zeros[lane] = zeros[lane].wrapping_add(u64::from(value == 0.0));
             }
         }

@@ -134,7 +134,7 @@ class Whole(NamedTuple, Generic[Tensor]):
         return_metadata: bool,
         out: Mapping[str, Tensor | list[Tensor]] | None = None,
     ) -> dict[str, Tensor] | tuple[dict[str, Tensor], dict[str, str] | None]:
-        """Return the result of `load_file`, also if some tensors have destinations."""
+        """Return the result of `load_file`. `out` has destinations for some of the tensors."""
         selected = Selected.by(how, out) if out is not None or how.selects else None
 
         def work(

@@ -181,7 +181,7 @@ def matching(names: Collection[str], keys: str | Glob, path: str | None) -> set[
             found.add(pattern)
             continue
         matched = {*filter(_matcher(pattern), names)}
-        # Which matches all names of a file without tensors.
+        # The pattern ``*`` is valid even if there are no tensors.
         if not matched and pattern != "*":
             raise not_found(names, pattern, path)
         found |= matched

@@ -1,4 +1,4 @@
-"""Values: their dtype in a file, a piece of them at a time, and in another dtype."""
+"""The values of converted tensors: dtypes in files, conversion to other dtypes, and cutting into pieces."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def elements(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
         if count >= _TOO_MANY:
-            # None, if a later dimension is 0.
+            # The count is 0 if a later dimension is 0.
             return _TOO_MANY if all(shape) else 0
     return count
 

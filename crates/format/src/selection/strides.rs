@@ -59,7 +59,7 @@ impl Strides {
             let Taken::Even { start, count, step } = *taken else {
                 return Ok(None);
             };
-            // With a single turn, the step may exceed the dimension, so the product may overflow.
+            // If only one element is selected, the step may be larger than the dimension, and the product could overflow.
             let stride = if count > 1 { step * unit } else { 0 };
             begin += start * unit;
             end += start * unit + (count - 1) * stride;

@@ -1,18 +1,24 @@
-//! Metadata that describes tensors: its meaning in a file, and its entry in the next. No other code rewrites it when
-//! tensors are renamed, dropped, merged or split.
-//!
-//! | record | in a file of tensors of other files | in a file of other tensors |
+//! Records: metadata that describes the tensors of its file. This module alone rewrites records when tensors are renamed,
+//! dropped, merged or split.
+//! | record | in a new file with tensors copied from files | in a new file with the caller's own tensors |
 //! |---|---|---|
-//! | `ingot.shared`, names without a tensor of their own | made of the names that are taken; a tensor whose own name is not among them is stored under one that is | left out |
-//! | `ingot.checksums`, digests of tensors | the tensors' digests, under their new names; the digest of a part that becomes a tensor is computed | left out, or made by the save |
-//! | `modelspec.hash_sha256`, the digest of the data | copied if the data is the whole data of one file in its order; else left out | left out, or made by the save |
+//! | `ingot.shared`, names without a tensor of their own | made again for the copied names; if a tensor is copied by its other
+//! names only, it is stored under one of them | left out |
+//! | `ingot.checksums`, digests of tensors | the tensors' digests, under their new names; the digest of a part that becomes a
+//! tensor is computed | left out, or made by the save |
+//! | `modelspec.hash_sha256`, the digest of the data | copied if the data is the whole data of one file in its order; else left
+//! out | left out, or made by the save |
 //! | `vouch_credential`, a signature of the data | left out | left out |
-//! | `sshs_model_hash`, `sshs_legacy_hash`: hashes of the data by kohya's scripts | left out | kept: the scripts compute them for the tensors that they save |
-//! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`, `sigstore`: signatures of the whole file | left out, and by an edit of other metadata too | left out |
-//! | `ingot.state`, a training state | given by the caller with the tensors' new names, or left out if one of them is left out | left out |
+//! | `sshs_model_hash`, `sshs_legacy_hash`: hashes of the data by kohya's scripts | left out | kept: the scripts compute them for
+//! the tensors that they save |
+//! | `c2pa:manifest`, `c2pa:manifest.uri`, `__signature__`, `sigstore`: signatures of the whole file | left out, and by an edit
+//! of other metadata too | left out |
+//! | `ingot.state`, a training state | given by the caller with the tensors' new names, or left out if one of them is left out |
+//! left out |
 //!
 //! An index describes files, so entries under these keys in its metadata are removed, and its totals are computed again.
-//! Only a training state stays, which needs no more than the names in the index.
+//! Only a training state stays, since it refers to tensors by name, and the
+//! index has all names.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -39,8 +45,7 @@ pub(crate) const SIGNATURE_OF_DATA: &str = "vouch_credential";
 /// The keys of hashes of the data by kohya's training scripts.
 pub(crate) const TRAINER_HASH_KEYS: [&str; 2] = ["sshs_model_hash", "sshs_legacy_hash"];
 
-/// The keys of metadata that describes the tensors beside it. In metadata that is given for a new file they describe
-/// another one.
+/// The keys of records. If a caller passes metadata with such a key for a new file, the record describes another file.
 pub const RECORD_KEYS: [&str; 9] = [
     CHECKSUMS_KEY,
     SHARED_KEY,
@@ -136,7 +141,7 @@ pub enum Role<'a> {
     Part(&'a Excerpt),
 }
 
-/// Which of `picks` the new file stores, and the record of the others.
+/// Return the tensors of `picks` that the new file stores, and the record of all other names.
 ///
 /// A tensor whose own name is not picked is stored under the first of its other names, or otherwise as the first part
 /// that contains all others. If no part does, each part is stored by itself.
@@ -260,7 +265,7 @@ pub(crate) fn checksums(
     let digests = known
         .iter()
         .map(|(pick, _, text)| (pick.name, Cow::Borrowed(text.as_str())));
-    // Duplicate names are refused with the tensors.
+    // A duplicate name makes no record here. The layout of the tensors reports it.
     let record = Checksums::new(algorithm.name(), digests).ok();
     Ok(record
         .filter(|record| record.iter().len() > 0)

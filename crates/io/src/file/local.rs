@@ -166,7 +166,7 @@ impl LocalFile {
     /// Call `work` with the open file.
     ///
     /// # Errors
-    /// Errors of `work` and of opening the file again; another file has its place.
+    /// The errors of `work`; an error of opening the file again; an error if another file has its place now.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&File) -> io::Result<R>) -> io::Result<R> {
         self.opened(|opened| work(&opened.file))
     }
@@ -271,8 +271,8 @@ fn choose(
         let why = "mapped files on Windows count against the commit limit and cannot be replaced";
         return chosen(Backend::Pread, why.into());
     }
-    // Not if it depends on the page cache: from the disk both backends take as long (2026-11: 2 GiB in 1.2 to 1.4 s), and a
-    // mapping leaves its pages to the next process.
+    // The choice does not depend on the page cache: from a disk, both backends take as long (2026-11: 2 GiB in 1.2 to 1.4 s),
+    // and a mapping leaves the pages in the cache for the next process.
     match remote {
         Some(name) => chosen(Backend::Pread, format!("{name} is slow to map").into()),
         None if mapped >= MOST_MAPPED => chosen(
@@ -301,8 +301,8 @@ impl ReadAt for LocalFile {
     }
 
     fn read_at(&self, position: u64, dest: &mut [u8]) -> io::Result<usize> {
-        // Not from the mapping: if another process truncated the file, this is a short read, and copying from the
-        // missing pages would be a SIGBUS.
+        // Reads by position, even if the file is mapped: if another process truncated it, this is a short read, while copying
+        // from the mapping would cause SIGBUS.
         self.opened(|opened| {
             #[cfg(target_os = "linux")]
             if dest.len() >= direct::LEAST_NBYTES
@@ -342,7 +342,7 @@ impl ReadAt for LocalFile {
 
     #[cfg(target_os = "linux")]
     fn is_cold(&self, span: &Range<u64>) -> bool {
-        // Of many files, the open ones are enough to decide.
+        // Closed files are not checked: the open files of a checkpoint are enough to choose the number of threads.
         self.remote().is_none()
             && self.if_open(|opened| residency::is_cold(&opened.file, span, WINDOWS)) == Some(true)
     }
@@ -364,7 +364,7 @@ impl ReadAt for LocalFile {
             (None, Descriptor::Reopened(reopened)) => (reopened.place.facts_now()?, self.waits()),
             (None, Descriptor::Kept(_)) => (None, true),
         };
-        // The size does not show a change that keeps it.
+        // The file may have changed without a change of its size.
         let shows = |now: &Facts| now.nbytes != self.facts.nbytes || is_in_its_place(&self.facts, now, waits);
         Ok(now.filter(shows).map(|now| now.nbytes))
     }

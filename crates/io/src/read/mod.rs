@@ -95,8 +95,8 @@ pub fn read<'a, J: Borrow<Job<'a>>>(
     Ok(buffers.into_iter().filter_map(Buffer::host).collect())
 }
 
-/// Read jobs of any files, each to the host or to its device, and return a buffer for each. What the callers queue on their
-/// streams afterwards finds the bytes there.
+/// Read jobs of any files, each to the host or to its device, and return a buffer for each. Work that the callers queue on their
+/// streams afterwards runs after the copies.
 ///
 /// # Errors
 /// As [`read()`]; [`Failure::Device`] and [`Failure::Refused`]. No copy to a device is running then.
@@ -159,7 +159,7 @@ pub(crate) fn read_owned(
     let sources = files.sources();
     let slots = devices.iter().map(|onto| onto.at.device().chunk_nbytes());
     let reading = reading(&plan, &sources, options).within(slots.min().unwrap_or(usize::MAX));
-    // Dropped before the blocks are.
+    // Declared after `blocks`, so that it is dropped first: copies must end before their memory is freed.
     let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
     let dests = blocks
         .iter_mut()
@@ -252,7 +252,7 @@ fn pieces<'j, 'a: 'j>(
     files: &Files<'_>,
     jobs: impl Iterator<Item = (usize, &'j Job<'a>)>,
 ) -> Result<Vec<Piece<'j>>, Error> {
-    // Not collected: a vector of results grows step by step, which takes longer than all else here.
+    // A loop and not `collect` into a `Result`, which would reallocate the vector as it grows. That takes most of the time.
     let mut pieces = Vec::with_capacity(jobs.size_hint().0);
     for (file, job) in jobs {
         let explain = |failure| {
@@ -285,7 +285,7 @@ pub fn warm_tensors(tensors: &[Tensor<'_>], options: &ReadOptions, watch: &dyn W
     Ok(nbytes(&runs))
 }
 
-/// As [`warm_tensors`], for those whose file is mapped. Others have memory of their own, and would be read twice.
+/// Read the tensors whose files are mapped into the page cache. Tensors of other files are read into private memory anyway.
 pub(crate) fn warm_behind_mappings(
     tensors: &[Tensor<'_>],
     options: &ReadOptions,
@@ -325,7 +325,7 @@ impl Tensor<'_> {
     /// # Errors
     /// As [`read()`].
     pub fn read(&self, options: &ReadOptions, watch: &dyn Watch) -> Result<Region, Error> {
-        // Most reads of one tensor end here, and there may be many.
+        // A fast path: most reads of a single tensor return a view of a mapping.
         if self.archive().source().memory().is_some() {
             self.archive().check_unchanged()?;
             if let Some(view) = self.mapped() {

@@ -120,7 +120,7 @@ impl<'p, 'd> Load<'p, 'd> {
         let nbytes = gather::read(source, witness, chunks, stage, stop)?;
         slot.send(&copies)?;
         if device.is_integrated() {
-            // Otherwise the file and the tensors would both be in memory.
+            // Host and device share their memory: free the file's pages, so that its bytes are not in memory twice.
             source.forget(span);
         }
         Ok(nbytes)

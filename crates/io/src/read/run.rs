@@ -34,8 +34,8 @@ pub(crate) fn reading(plan: &Plan<'_>, sources: &[&dyn ReadAt], options: &ReadOp
     }
 }
 
-/// Read everything in `plan` from `sources`, one for each of its files, into `dests`, one for each of its blocks and of its
-/// size. There may be a witness for each file.
+/// Read everything in `plan` from `sources`, one for each of its files, into `dests`, which has memory for each of its blocks.
+/// There may be a witness for each file.
 pub(crate) fn execute<'d>(
     plan: &Plan<'_>,
     sources: &[&dyn ReadAt],
@@ -83,7 +83,7 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Below this, starting a thread takes longer than looking at the bytes.
+/// The least bytes for which a thread is started. Processing fewer takes less time than starting a thread.
 const ALONE_NBYTES: u64 = 1 << 20;
 
 /// The number of bytes of these runs.

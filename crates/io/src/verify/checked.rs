@@ -52,8 +52,8 @@ impl Checkpoint {
     /// Read whole tensors of this checkpoint, and return them if they match `proof`. They are read into memory of their
     /// own with every backend, since a mapped file can change after the check; the digests are computed on the way into
     /// memory.
-    /// ModelSpec's digest covers all tensors of a file. It is compared only if all of them are read. Otherwise a tensor
-    /// without a digest of its own counts as a tensor without a digest.
+    /// ModelSpec's digest covers all tensors of a file. It is compared only if all of them are read. If only
+    /// some are read, each of them needs a digest of its own.
     ///
     /// # Errors
     /// [`Failure::Digest`] for the first tensor, or the file, that differs; [`Failure::NoDigest`] for the first tensor
@@ -218,7 +218,7 @@ impl Checkpoint {
     }
 }
 
-/// Return the same jobs, which read whole tensors, for the tensors of `copy`.
+/// Return jobs that read the same tensors from `copy`. All jobs read whole tensors.
 fn again<'c>(jobs: &[Job<'c>], copy: &'c Checkpoint) -> Result<Vec<Job<'c>>, Error> {
     let job = |job: &Job<'c>| {
         let tensor = copy.find(job.tensor().entry().name)?;
@@ -314,7 +314,7 @@ impl Archive {
                 let unequal = Unequal {
                     algorithm: promise.algorithm,
                     expected,
-                    // Everything was fed, so everything has a digest.
+                    // All bytes were fed, so that `found` is always set here.
                     found: found.unwrap_or_else(|| Digest::zero(promise.algorithm)),
                 };
                 return Err(Failure::Digest(unequal).about(self.path(), entry.map(|entry| entry.name)));

@@ -133,7 +133,7 @@ impl Writer {
                 return Ok(writer);
             }
             match Writer::join_living(path, options, watch) {
-                // Several processes that finish the same file block each other until one of them has it.
+                // If several processes try to finish the same file at once, all may fail: try again after a pause.
                 Err(fault) if finish && fault.code() == "orphaned" => std::thread::sleep(PAUSE),
                 joined => return joined,
             }
@@ -341,7 +341,7 @@ impl Drop for Writer {
             return;
         }
         let is_committed = matches!(self.journal.abandon(), Ok(Verdict::Ended(End::Committed)));
-        // If the outcome of its own commit could not be read, no process acts on that commit.
+        // A recorded commit whose outcome could not be read is not carried out by any process, so that the file is removed.
         if !is_committed || *self.is_unanswered.get_mut() {
             self.temp.discard();
         }

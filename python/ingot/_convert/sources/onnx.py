@@ -164,7 +164,7 @@ class _Walk:
                 where += f"_{number}"
             self._nodes_seen.add(where)
             for attribute in node.attribute:
-                # A graph calls the tensor of a Constant by the output of the node.
+                # The tensor of a Constant has the name of the node's output in the graph.
                 is_constant = node.op_type == "Constant" and node.output
                 name = prefix + node.output[0] if is_constant else f"{where}.{attribute.name}"
                 if is_constant and attribute.name in _NUMBERS:
@@ -181,7 +181,7 @@ class _Walk:
         for place, graph in _each(name, attribute, "g", "graphs"):
             self.graph(f"{place}.", graph, depth + 1)
         if attribute.floats:
-            # Trees and linear models have their weights in such.
+            # Trees and linear models have their weights in float attributes.
             self._contents.leave_out(name, "attribute", f"{len(attribute.floats)} floats")
 
     def _numbers(self, name: str, attribute: Any) -> None:
