@@ -1,9 +1,11 @@
 """Loading onto a GPU and saving from one, against pinned copies of the same bytes and against peers.
 
 Bytes are compared before anything is timed. The peers are safetensors (from 0.9 on by `prefetch` with a plan
-of all tensors), and fastsafetensors and runai-model-streamer where they are installed; pinned copies are what
-torch makes of the same bytes when they lie in pinned memory already, which no loader can pass. Files are
-warm. `--device cpu --mib 64` tries the program where there is no GPU; `--loads` makes the row of whole loads
+of all tensors), and fastsafetensors, InstantTensor and runai-model-streamer where they are installed, each
+with its makers' settings for a file in the page cache; pinned copies are what torch makes of the same bytes
+when they lie in pinned memory already, which no loader can pass. Files are warm and synced.
+`benches/gpu/fair.py` runs each loader in a process of its own.
+`--device cpu --mib 64` tries the program where there is no GPU; `--loads` makes the row of whole loads
 only, for another release of safetensors.
 """
 
@@ -48,6 +50,14 @@ print(json.dumps(times))
 
 
 Loaded = dict[str, torch.Tensor]
+
+# Without them these peers read past the page cache, at the speed of the disk. They read the variables when
+# they are imported.
+BUFFERED = {
+    "FASTSAFETENSORS_ODIRECT": "0",
+    "RUNAI_STREAMER_FS_STRATEGY": "io_uring_buffered,sync_buffered",
+    "INSTANTTENSOR_BACKEND": "BUFFERED",
+}
 
 
 class Bench:
@@ -105,7 +115,7 @@ def file_of(bench: Bench, name: str, count: int, nbytes: int) -> tuple[Path, Loa
         for number in range(count)
     }
     path = bench.folder / name
-    ingot.torch.save_file(tensors, path, durable=False)
+    ingot.torch.save_file(tensors, path)
     return path, tensors
 
 
@@ -118,6 +128,7 @@ def assert_same(loaded: Loaded, tensors: Loaded, device: torch.device) -> None:
 
 def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
     """Other loaders that are installed."""
+    os.environ.update(BUFFERED)
     found: dict[str, Callable[[], Loaded]] = {}
     if hasattr(safe_open, "prefetch"):
 
@@ -145,6 +156,17 @@ def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
 
         found["fastsafetensors"] = fast
     try:
+        from instanttensor import safe_open as instant_open
+    except ImportError:
+        pass
+    else:
+
+        def instant() -> Loaded:
+            with instant_open(str(path), framework="pt", device=device.index or 0) as file:
+                return dict(file.tensors())
+
+        found["instanttensor"] = instant
+    try:
         from runai_model_streamer import SafetensorsStreamer
     except ImportError:
         pass
@@ -152,8 +174,8 @@ def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
 
         def streamed() -> Loaded:
             with SafetensorsStreamer() as streamer:
-                streamer.stream_file(str(path))
-                return {name: tensor.to(device) for name, tensor in streamer.get_tensors()}
+                streamer.stream_file(str(path), device=str(device))
+                return dict(streamer.get_tensors())
 
         found["runai-model-streamer"] = streamed
     return found
@@ -296,7 +318,7 @@ def main() -> None:
         saves(bench, given.mib)
     if given.json is not None:
         device = torch.cuda.get_device_name() if given.device != "cpu" else "cpu"
-        packages = ("torch", "safetensors", "fastsafetensors", "runai-model-streamer")
+        packages = ("torch", "safetensors", "fastsafetensors", "instanttensor", "runai-model-streamer")
         record = {
             "machine": {"device": device, "cores": os.cpu_count()},
             "versions": {name: version for name in packages if (version := installed(name))},
