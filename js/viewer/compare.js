@@ -1,7 +1,7 @@
 // Two models side by side: tensors in only one of them, differences in dtype or shape, and distances of the values.
 
 import { escapeName } from "../src/errors.js";
-import { button, card, facts, h, named, table as tableOf } from "./dom.js";
+import { button, card, download, facts, h, named, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { nameOf, shortName } from "./overview.js";
@@ -404,12 +404,7 @@ export class Comparison {
       cosine: plain(found?.cosine),
     }));
     const text = { JSON: asJson, Markdown: asMarkdown, CSV: asCsv }[kind](rows, [this.one.label, this.two.label]);
-    const link = h("a", {
-      download: `comparison.${{ JSON: "json", Markdown: "md", CSV: "csv" }[kind]}`,
-      href: URL.createObjectURL(new Blob([text])),
-    });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    download(`comparison.${{ JSON: "json", Markdown: "md", CSV: "csv" }[kind]}`, new Blob([text]));
   }
 }
 

@@ -40,10 +40,10 @@ export function facts(pairs) {
   return h("dl", {}, shown.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]).flat());
 }
 
-/** A table of rows of cells; `right` lists the indices of the columns with numbers. */
+/** A table of rows of cells, which are contents, or elements `td`; `right` lists the indices of columns with numbers. */
 export function table(caption, head, rows, right = []) {
   const cell = (tag, of) => (value, column) =>
-    h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
+    value?.tagName === "TD" ? value : h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
@@ -67,6 +67,13 @@ export function card(error) {
     h("p", {}, String(error?.message ?? error)),
     h("p", {}, h("code", {}, String(code))),
   );
+}
+
+/** Saves a file, as a click on a link to it does. */
+export function download(name, blob) {
+  const link = h("a", { download: name, href: URL.createObjectURL(blob) });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
 /** A button that copies text to the clipboard and confirms it. */

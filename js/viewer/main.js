@@ -199,12 +199,15 @@ class Page {
       button("Keys", () => this.help.showModal(), { class: "keys" }),
     );
     if (table) this.#renderTree(name);
+    const focused = document.activeElement?.id;
     try {
       this.screen.replaceChildren(...[this.failed, table ? this.#screen(name) : this.#door()].filter(Boolean));
     } catch (error) {
       this.screen.replaceChildren(card(error));
     }
     this.#show();
+    // A control that changed the screen keeps the focus.
+    if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus();
   }
 
   #renderTree(screen) {
@@ -256,7 +259,7 @@ class Page {
     const [table, other] = this.tables;
     const openTensor = (number) => this.openTensor(number);
     const context = { table, state: this.state, signal: this.controller.signal };
-    if (name === "overview") return overview(table, { openTensor });
+    if (name === "overview") return overview(table, { openTensor, signal: context.signal });
     if (name === "map") return fileMap(table, { openTensor });
     if (name === "compare") {
       if (!other) {

@@ -3,6 +3,8 @@
 import { escapeName } from "../src/errors.js";
 import { copying, facts, h, named, table as tableOf } from "./dom.js";
 import { kindText } from "./kind.js";
+import { health } from "./health.js";
+import { changes } from "./lora.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";
 import { count, many, nbytes, shapeText, share, whole } from "./wording.js";
@@ -17,7 +19,7 @@ const LONGEST_NAME = 120;
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
 
-export function overview(table, { openTensor }) {
+export function overview(table, { openTensor, signal }) {
   const { stored, logical } = table.counts();
   const metadata = table.metadata();
   const config = table.model.config;
@@ -49,6 +51,8 @@ export function overview(table, { openTensor }) {
     warnings(table),
     specCard(metadata),
     loraCard(metadata),
+    changes(table),
+    health(table, { openTensor, signal }),
     dtypes(table),
     largest(table, openTensor),
     raw(metadata),

@@ -3,12 +3,13 @@
 import { decode } from "../src/decode.js";
 import { escapeName } from "../src/errors.js";
 import { codeFor } from "./code.js";
-import { button, card, copying, facts, h, named, select, table as tableOf } from "./dom.js";
+import { hasStatistics } from "./count.js";
+import { button, card, copying, download, facts, h, named, select, table as tableOf } from "./dom.js";
 import { fromBase64 } from "./doors.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { domainOf, heatmap, scaled } from "./plots.js";
-import { nbytes, real, shapeText, share, whole } from "./wording.js";
+import { many, nbytes, real, shapeText, share, whole } from "./wording.js";
 
 const BINS = 64;
 /** Bytes of a tensor that are read without a request of the user: remote and local. Of a larger one, a sample is read.
@@ -19,6 +20,10 @@ const EXACT_NBYTES = 64 << 20;
 const CELLS = 256;
 const VALUE_ROWS = 32;
 const VALUE_COLUMNS = 12;
+/** Values of a slice that is saved as text, and bytes of a tensor that is saved as a NumPy file, which fits in memory. */
+const MOST_CSV = 4_000_000;
+const MOST_NPY = 1 << 30;
+const LONGEST_FILE = 100;
 const LONGEST_NAME = 2000;
 const SHORT_NAME = 100;
 
@@ -147,7 +152,8 @@ function isAtHand(table) {
   return table.isServed || table.files.every(({ source }) => source.wire.blob);
 }
 
-function statisticsOf({ tensor, state }, found, read) {
+function statisticsOf(context, found, read) {
+  const { tensor, state } = context;
   const count = found.count;
   const note = found.isSample
     ? h(
@@ -177,6 +183,7 @@ function statisticsOf({ tensor, state }, found, read) {
   ];
   return [
     note,
+    oddValues(context, found),
     facts(rows),
     found.min === null ? h("p", {}, "No value is finite.") : h(
       "section",
@@ -185,6 +192,54 @@ function statisticsOf({ tensor, state }, found, read) {
       found.bins?.length > 0 ? scaled([found], state) : null,
     ),
   ].filter(Boolean);
+}
+
+/** NaN and infinities, with a button that shows the first of them. */
+function oddValues(context, { nans, infinities }) {
+  if (nans === 0 && infinities === 0) return null;
+  const { table, tensor, state, signal } = context;
+  const one = (what, text) => {
+    const status = h("span", { role: "status" });
+    const show = async () => {
+      status.textContent = " Searching…";
+      try {
+        const index = await run("first", { tensor, what }, { signal });
+        if (index === null) status.textContent = " None is left.";
+        else state.set({ view: "values", ...placeOf(tensor.shape, index) });
+      } catch (error) {
+        if (!isAbort(error)) status.replaceChildren(card(error));
+      }
+    };
+    const shown = table.report ? [] : [" ", button("Show the first", show), status];
+    return h("p", {}, h("span", { class: `swatch ${what}` }, text), ...shown);
+  };
+  return h(
+    "section",
+    { class: "card" },
+    nans > 0 ? one("nan", `${whole(nans)} NaN`) : null,
+    infinities > 0 ? one("infinite", many(infinities, "infinite value", "infinite values")) : null,
+  );
+}
+
+/** The state that shows a value by its index in memory, with a few values before it. */
+function placeOf(shape, index) {
+  const [rows, columns] = [Math.floor(VALUE_ROWS / 4), Math.floor(VALUE_COLUMNS / 4)];
+  if (shape.length < 2) {
+    return {
+      s: null,
+      w: [Math.max(0, Math.floor(index / VALUE_COLUMNS) - rows), VALUE_ROWS, 0, VALUE_COLUMNS].join(","),
+    };
+  }
+  const places = [];
+  for (let [dim, rest] = [shape.length - 1, index]; dim >= 0; dim--) {
+    places.unshift(rest % shape[dim]);
+    rest = Math.floor(rest / shape[dim]);
+  }
+  const [down, across] = places.slice(-2);
+  return {
+    s: [...places.slice(0, -2), ":", ":"].join(","),
+    w: [Math.max(0, down - rows), VALUE_ROWS, Math.max(0, across - columns), VALUE_COLUMNS].join(","),
+  };
 }
 
 // --- Pictures and values: the part of the tensor that is shown as a matrix ---
@@ -225,7 +280,7 @@ function layoutControls(shape, layout, state) {
       at,
     ) => (at === layout.down || at === layout.across
       ? null
-      : number(`Dimension ${at}`, layout.fixed[at], dim - 1, (value) => {
+      : slider(`Dimension ${at}`, `slice-${at}`, layout.fixed[at], dim - 1, (value) => {
         const fixed = [...layout.fixed];
         fixed[at] = value;
         go({ fixed });
@@ -243,6 +298,17 @@ function number(label, value, max, change) {
     onchange: () => change(Math.max(0, Math.min(max, Number(input.value) || 0))),
   });
   return h("label", {}, `${label} `, input);
+}
+
+/** A slider with a field for the same number. */
+function slider(label, id, value, max, change) {
+  const own = { min: "0", max: String(max), value: String(value) };
+  const range = h("input", { type: "range", ...own, id, "aria-label": label });
+  const field = h("input", { type: "number", ...own, id: `${id}-number` });
+  range.addEventListener("input", () => (field.value = range.value));
+  range.addEventListener("change", () => change(Number(range.value)));
+  field.addEventListener("change", () => change(Math.max(0, Math.min(max, Number(field.value) || 0))));
+  return h("span", {}, h("label", {}, `${label} `, field), " ", range, ` of ${whole(max + 1)}`);
 }
 
 function windowText(text) {
@@ -352,13 +418,15 @@ function values(context) {
       ].join(","),
     }, true);
   const input = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
+  let shown = [];
   const draw = (texts) => {
     const width = Math.min(VALUE_COLUMNS, matrix.across - column);
     const head = [matrix.isFold ? "From" : "Row", ...Array.from({ length: width }, (_, at) => whole(column + at))];
     const rows = texts.map((
       line,
       at,
-    ) => [h("b", {}, whole(matrix.isFold ? (row + at) * matrix.across : row + at)), ...line]);
+    ) => [h("b", {}, whole(matrix.isFold ? (row + at) * matrix.across : row + at)), ...line.map(valueCell)]);
+    shown = texts;
     return tableOf("Values", head, rows, head.map((_, at) => at));
   };
   return h(
@@ -375,8 +443,50 @@ function values(context) {
       button("←", () => go(row, column - VALUE_COLUMNS), { "aria-label": "Columns before" }),
       button("→", () => go(row, column + VALUE_COLUMNS), { "aria-label": "Columns after" }),
     ),
+    h(
+      "div",
+      { class: "controls" },
+      copying(() => shown.map((line) => line.join("\t")).join("\n"), "Copy these values"),
+      ...exports(context, layout, matrix),
+    ),
     working("values", input, signal, draw),
   );
+}
+
+const ODD = { NaN: "nan", Infinity: "infinite", "-Infinity": "infinite", 0: "zero", "-0": "zero" };
+
+function valueCell(text) {
+  return h("td", { class: Object.hasOwn(ODD, text) ? `number ${ODD[text]}` : "number" }, text);
+}
+
+/** Buttons that save the shown slice as CSV, and the tensor as a NumPy file. */
+function exports({ table, number, tensor, signal }, layout, matrix) {
+  const status = h("span", { role: "status" });
+  const file = table.tensors[number].name.replace(/[^\w.-]+/g, "_").slice(-LONGEST_FILE) || "tensor";
+  const saving = (ending, make) => async () => {
+    status.textContent = "Reading…";
+    try {
+      download(`${file}.${ending}`, await make());
+      status.textContent = "Saved.";
+    } catch (error) {
+      if (!isAbort(error)) status.replaceChildren(card(error));
+    }
+  };
+  const onProgress = (part) => (status.textContent = `Reading, ${share(Math.round(100 * part), 100)}`);
+  const csv = async () => {
+    const all = { row: 0, rows: matrix.down, column: 0, columns: matrix.across };
+    const lines = await run("values", { tensor, layout, ...all }, { signal });
+    return new Blob(lines.map((line) => `${line.join(",")}\n`));
+  };
+  const npy = () => run("npy", { tensor }, { signal, onProgress });
+  const values = tensor.shape.reduce((product, dim) => product * dim, 1);
+  return [
+    matrix.down * matrix.across <= MOST_CSV ? button("Save this slice as CSV", saving("csv", csv)) : null,
+    hasStatistics(tensor.dtype) && Math.max(4 * values, tensor.nbytes) <= MOST_NPY
+      ? button("Save the tensor as .npy", saving("npy", npy))
+      : null,
+    status,
+  ].filter(Boolean);
 }
 
 function code({ table, number }) {

@@ -6,6 +6,7 @@ import { distances } from "./distance.js";
 import { reopened } from "./doors.js";
 import { asTexts, Matrix, readLines } from "./lines.js";
 import { Numbers } from "./numbers.js";
+import { npyOf, npyOfRows } from "./npy.js";
 import { picture } from "./picture.js";
 import { readMeant } from "./unpack.js";
 
@@ -18,6 +19,9 @@ const PIECE = 3 << 16;
 const TELLS = 33;
 /** A sample is read in runs of this many bytes. */
 const RUN = 1 << 18;
+
+/** A matrix in the order of its memory. */
+const AS_STORED = { down: 0, across: 1 };
 
 const opened = new Map();
 
@@ -74,6 +78,45 @@ const JOBS = {
     const [counted, numbers] = [new Bins(found.min, found.max, bins), new Numbers(tensor.dtype)];
     await pass((piece) => counted.addAll(numbers.of(piece)));
     return { ...found, bins: counted.counts };
+  },
+
+  /** Statistics of many tensors, without histograms; null for dtypes that have none. */
+  async health({ tensors }, onProgress, signal) {
+    const total = tensors.reduce((sum, { nbytes }) => sum + nbytes, 0);
+    const found = [];
+    let done = 0;
+    for (const tensor of tensors) {
+      const onPart = (part) => onProgress((done + part * tensor.nbytes) / total);
+      found.push(await JOBS.statistics({ tensor, bins: 1, most: Infinity, exact: false }, onPart, signal));
+      done += tensor.nbytes;
+    }
+    return found;
+  },
+
+  /** The index of the first value that is `nan` or `infinite`, in the order of the file; null if there is none. */
+  async first({ tensor, what }, onProgress, signal) {
+    const isSought = what === "nan" ? Number.isNaN : (value) => value === Infinity || value === -Infinity;
+    const { nbytes, position, dtype } = tensor;
+    const numbers = new Numbers(dtype);
+    const places = dtype === "C64" ? 2 : 1;
+    let [done, read] = [0, 0];
+    const source = await sourceOf(tensor, signal);
+    for await (const piece of streamRange(source, position, position + nbytes, { signal, pieceBytes: PIECE })) {
+      const values = numbers.of(piece);
+      const at = values.findIndex(isSought);
+      if (at >= 0) return Math.floor((done + at) / places);
+      done += values.length;
+      onProgress((read += piece.length) / nbytes);
+    }
+    return null;
+  },
+
+  /** A NumPy file of all values, as a blob. */
+  async npy({ tensor }, onProgress, signal) {
+    if (tensor.scheme) {
+      return npyOfRows(await reading(tensor, signal), tensor, new Matrix(tensor.shape, AS_STORED), onProgress);
+    }
+    return npyOf(await sourceOf(tensor, signal), tensor, PIECE, onProgress, signal);
   },
 
   async picture({ tensor, layout, window, cells, kind }, onProgress, signal) {

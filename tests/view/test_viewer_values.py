@@ -1,0 +1,166 @@
+"""Values of a tensor: slices, odd values, copies and files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import ml_dtypes
+import numpy
+import pytest
+
+from support.models import minilm, save
+from view.conftest import Look, Opener
+
+
+@pytest.fixture
+def odd(tmp_path: Path) -> Path:
+    """A model with a NaN, infinities and zeros."""
+    random = numpy.random.default_rng(0)
+    arrays = {f"layers.{n}.weight": random.standard_normal((64, 48)).astype(numpy.float32) for n in range(4)}
+    arrays["layers.2.weight"][41, 17] = numpy.nan
+    arrays["layers.2.weight"][50, 3:5] = numpy.inf
+    arrays["layers.3.weight"][:] = 0
+    arrays["kernel"] = numpy.arange(4 * 5 * 6, dtype=numpy.float32).reshape(4, 5, 6)
+    arrays["kernel"][2, 3, 4] = numpy.nan
+    return save(tmp_path / "odd.safetensors", arrays)
+
+
+def saved(look: Look, button: str) -> bytes:
+    with look.page.expect_download() as waited:
+        look.page.click(f"text={button}")
+    return Path(waited.value.path()).read_bytes()
+
+
+def test_overview_finds_odd_values(viewed: Opener, odd: Path) -> None:
+    look = viewed(odd)
+    look.page.click("text=Look for NaN and infinities")
+    look.wait("2 tensors hold NaN or infinities.")
+    look.settle()
+    table = look.text("[aria-label='Tensors with NaN or infinities'] tbody")
+    assert table.split("\n") == ["kernel\t1\t0", "layers.2.weight\t1\t2"]
+    assert "1 tensor holds only zeros: layers.3.weight" in look.text()
+    # The result stays with the model.
+    look.page.click("text=File map")
+    look.page.click("text=Overview")
+    look.wait("2 tensors hold NaN or infinities.")
+
+
+def test_overview_says_that_all_values_are_finite(viewed: Opener) -> None:
+    look = viewed(minilm())
+    look.page.click("text=Look for NaN and infinities")
+    look.wait("All values are finite.")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("layers.2.weight", "nan"), ("layers.2.weight", "infinite"), ("kernel", "nan")]
+)
+def test_statistics_lead_to_the_first_odd_value(viewed: Opener, odd: Path, name: str, kind: str) -> None:
+    look = viewed(odd, at=f"t={name}")
+    look.page.click(f"p:has(.{kind}) button")
+    look.page.wait_for_selector("main tbody")
+    look.settle()
+    cells = look.page.evaluate(
+        """(kind) => [...document.querySelectorAll(`td.${kind}`)].map((cell) => [
+          cell.parentElement.firstChild.textContent,
+          cell.closest("table").tHead.rows[0].cells[cell.cellIndex].textContent,
+        ])""",
+        kind,
+    )
+    expected = {"kernel": ["3", "4"], "nan": ["41", "17"], "infinite": ["50", "3"]}
+    assert cells[0] == expected[name if name == "kernel" else kind]
+    if name == "kernel":
+        assert look.page.input_value("#slice-0") == "2"
+
+
+def test_slider_chooses_the_slice(viewed: Opener, odd: Path) -> None:
+    look = viewed(odd, at="t=kernel&view=values")
+    look.page.focus("#slice-0")
+    look.page.keyboard.press("ArrowRight")
+    look.settle()
+    # The focus stays, so that the next key moves on.
+    look.page.keyboard.press("ArrowRight")
+    look.settle()
+    assert look.text("main tbody").split("\n")[1] == "1\t66\t67\t68\t69\t70\t71"
+    assert look.page.input_value("#slice-0-number") == "2"
+    look.page.fill("#slice-0-number", "3")
+    look.page.keyboard.press("Enter")
+    look.settle()
+    assert look.text("main tbody").split("\n")[0].startswith("0\t90")
+
+
+def test_values_are_copied_and_saved(viewed: Opener, odd: Path) -> None:
+    look = viewed(odd, at="t=kernel&view=values&s=1,:,:", permissions=["clipboard-read", "clipboard-write"])
+    look.page.click("text=Copy these values")
+    look.wait("Copied")
+    copied = look.page.evaluate("() => navigator.clipboard.readText()")
+    expected = numpy.arange(30, 60, dtype=float).reshape(5, 6)
+    assert numpy.array_equal(numpy.loadtxt(io.StringIO(copied)), expected)
+    csv = saved(look, "Save this slice as CSV")
+    assert numpy.array_equal(numpy.loadtxt(io.BytesIO(csv), delimiter=","), expected)
+    found = numpy.load(io.BytesIO(saved(look, "Save the tensor as .npy")))
+    assert found.shape == (4, 5, 6)
+    assert numpy.isnan(found[2, 3, 4])
+
+
+DTYPES = [
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "float32", "float64", "complex64", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+]
+
+
+def test_npy_holds_every_value(viewed: Opener, tmp_path: Path) -> None:
+    random = numpy.random.default_rng(1)
+    arrays = {}
+    for dtype in DTYPES:
+        kind = numpy.dtype(getattr(ml_dtypes, dtype, dtype))
+        # An odd number of rows, and more bytes than are read at a time.
+        data = random.integers(0, 2 if dtype == "bool" else 256, 70_003 * kind.itemsize, dtype=numpy.uint8)
+        arrays[dtype] = data.view(kind).reshape(70_003, 1)
+    arrays["scalar"], arrays["vector"] = numpy.array(2.5), numpy.arange(3, dtype=numpy.int16)
+    path = save(tmp_path / "model.safetensors", arrays)
+    look = viewed(path, at="t=scalar&view=values")
+    for name, array in arrays.items():
+        look.page.evaluate("(name) => { location.hash = `t=${name}&view=values`; }", name)
+        look.page.wait_for_function(
+            "(name) => document.querySelector('main h2').textContent === name", arg=name
+        )
+        found = numpy.load(io.BytesIO(saved(look, "Save the tensor as .npy")))
+        is_stored = array.dtype.isbuiltin == 1
+        own = array if is_stored else array.astype(numpy.float32)
+        assert (found.dtype, found.shape) == (own.dtype, own.shape), name
+        if is_stored:
+            assert found.tobytes() == own.tobytes(), name
+        else:
+            numpy.testing.assert_array_equal(found, own, name)
+
+
+def test_histogram_keeps_its_scale(viewed: Opener) -> None:
+    look = viewed(minilm(), at="t=pooler.dense.weight")
+    linear = look.page.locator("main figure canvas").screenshot()
+    look.page.select_option("main select", "log")
+    assert look.page.locator("main figure canvas").screenshot() != linear
+    assert "scale=log" in look.page.url
+    look.page.keyboard.press("[")
+    look.settle()
+    assert look.page.input_value("main select") == "log"
+
+
+@pytest.mark.parametrize(
+    ("down", "up", "stem"),
+    [
+        ("lora_down.weight", "lora_up.weight", "lora_unet_down_blocks_{}_attn1_to_k"),
+        ("lora_A.weight", "lora_B.weight", "base_model.model.layers.{}.self_attn.q_proj"),
+        ("lora.down.weight", "lora.up.weight", "unet.down_blocks.{}.attn1.to_k"),
+    ],
+)
+def test_overview_shows_what_a_lora_changes(
+    viewed: Opener, tmp_path: Path, down: str, up: str, stem: str
+) -> None:
+    arrays = {}
+    for layer in range(3):
+        arrays[f"{stem.format(layer)}.{down}"] = numpy.ones((4 + layer, 32), numpy.float16)
+        arrays[f"{stem.format(layer)}.{up}"] = numpy.ones((64, 4 + layer), numpy.float16)
+    look = viewed(save(tmp_path / "lora.safetensors", arrays))
+    assert "Changes 3 weights of the base model" in look.text()
+    assert look.text("[aria-label='Changed weights'] tbody") == f"{stem.format('*')}\t3\t4 to 6\t32"
