@@ -283,7 +283,10 @@ class Page {
       );
     }
     this.meant ??= meantOf(table);
-    return tensorScreen({ ...context, number, meant: table.report ? null : this.meant(number) });
+    const meant = table.report ? null : this.meant(number);
+    if (!(meant instanceof Promise)) return tensorScreen({ ...context, number, meant });
+    meant.then(() => !context.signal.aborted && this.render());
+    return h("article", { "aria-busy": "true" }, h("p", {}, "Reading…"));
   }
 
   // --- What opens models by hand ---

@@ -1,9 +1,12 @@
 // Dequantises weights: which tensors belong together, and how a part of them is decoded. Only the visible part is read:
 // rows of the packed weights, and of their scales.
 
+import { readRange } from "../src/source.js";
+
 /**
  * Finds the group of a tensor. A group has `kind`, the `shape` of the decoded values, its `parts`, and the settings
- * that `readMeant` needs; null if the tensor belongs to no known group.
+ * that `readMeant` needs; null if the tensor belongs to no known group. A promise is returned, once, for a group whose shape
+ * is in the data of a tensor.
  */
 export function meantOf(table) {
   const config = table.model.config?.quantization_config ?? {};
@@ -12,22 +15,38 @@ export function meantOf(table) {
     const number = named(name);
     return number === undefined ? null : { name, ...table.wired(number) };
   };
+  /** Groups by their stems: what their data says, null if it does not fit, a promise until it is read. */
+  const settled = new Map();
+  const settle = (stem, { settle: read, ...group }) => {
+    const number = named(group.roles.state.name);
+    const position = table.position(number);
+    const { source } = table.files[table.file[number]];
+    const settling = readRange(source, position, position + table.tensors[number].nbytes).then(read).catch(() => null)
+      .then((more) => settled.set(stem, more && { dtype: "F32", nbytes: 1, ...group, ...more }));
+    settled.set(stem, settling);
+    return settling;
+  };
   return (number) => {
     const { name } = table.tensors[number];
     const found =
-      /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale|weight_zero_point|weight_g_idx|weight_shape|weight|_blocks|_scales)$/s
+      /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_global_scale|weight_zero_point|weight_g_idx|weight_shape|weight\.(?:nested_)?absmax|weight\.(?:nested_)?quant_map|weight\.quant_state\.bitsandbytes__(?:nf4|fp4)|SCB|weight|_blocks|_scales)$/s
         .exec(name);
     if (!found) return null;
     const stem = found[1];
+    if (settled.has(stem)) return settled.get(stem);
     for (const scheme of SCHEMES) {
+      /** @type {any} */
       const group = scheme(stem, part, config);
-      if (group && group.parts.some((one) => one.name === name)) return { dtype: "F32", nbytes: 1, ...group };
+      if (group && group.parts.some((one) => one.name === name)) {
+        return group.settle ? settle(stem, group) : { dtype: "F32", nbytes: 1, ...group };
+      }
     }
     return null;
   };
 }
 
 const FLOATS = ["F16", "BF16", "F32"];
+const NVFP4_BLOCK = 16;
 const isMatrix = (part, dtypes) => part !== null && part.shape.length === 2 && dtypes.includes(part.dtype);
 const hasShape = (part, shape) => String(part.shape) === String(shape);
 
@@ -160,4 +179,71 @@ function blocks(stem, part) {
   return { kind: "MXFP4", scheme: "blocks", shape, parts: [weight, scales], roles: { weight, scales } };
 }
 
-const SCHEMES = [gptq, awq, packed, scaled, blocks];
+/**
+ * NVFP4: two numbers in a byte, the lower half first, with a scale for each 16 of them. The scales of compressed-tensors are
+ * divided by a number for the whole matrix, and those of ModelOpt are multiplied by it.
+ */
+function nvfp4(stem, part) {
+  const weight = part(`${stem}weight_packed`) ?? part(`${stem}weight`);
+  const scales = part(`${stem}weight_scale`);
+  const divisor = part(`${stem}weight_global_scale`);
+  const whole = divisor ?? part(`${stem}weight_scale_2`);
+  if (!isMatrix(weight, ["U8"]) || !isMatrix(scales, ["F8_E4M3"]) || whole?.dtype !== "F32") return null;
+  const shape = [weight.shape[0], weight.shape[1] * 2];
+  if (whole.nbytes !== 4 || !hasShape(scales, [shape[0], shape[1] / NVFP4_BLOCK])) return null;
+  return {
+    kind: "NVFP4",
+    scheme: "nvfp4",
+    shape,
+    parts: [weight, scales, whole],
+    roles: { weight, scales, whole },
+    isDivided: divisor !== null,
+  };
+}
+
+/**
+ * bitsandbytes, 4 bits: two numbers in a byte, the upper half first, as indices of a table, with a scale for each block. The
+ * scales may be quantised too. The shape is in a JSON text, which is the data of a tensor.
+ */
+function bits4(stem, part) {
+  const names = ["absmax", "quant_map", "nested_absmax", "nested_quant_map"];
+  const weight = part(`${stem}weight`);
+  const [absmax, map, nestedAbsmax, nestedMap] = names.map((name) => part(`${stem}weight.${name}`));
+  const states = ["nf4", "fp4"].map((kind) => part(`${stem}weight.quant_state.bitsandbytes__${kind}`));
+  const state = states.find((one) => one !== null);
+  if (weight?.dtype !== "U8" || !state || map?.dtype !== "F32" || !hasShape(map, [16]) || absmax?.shape.length !== 1) {
+    return null;
+  }
+  const isNested = absmax.dtype === "U8";
+  if (isNested ? nestedMap?.nbytes !== 1024 || nestedAbsmax?.dtype !== "F32" : absmax.dtype !== "F32") return null;
+  const settle = (bytes) => {
+    const { shape, blocksize, nested_blocksize: nested, nested_offset: offset } = JSON.parse(
+      new TextDecoder().decode(bytes),
+    );
+    const isMatrixOf = shape?.length === 2 && shape[1] % 2 === 0 && shape[0] * shape[1] === 2 * weight.nbytes;
+    const isWhole = (size) => Number.isSafeInteger(size) && size > 0;
+    if (!isMatrixOf || !isWhole(blocksize) || absmax.shape[0] !== Math.ceil((2 * weight.nbytes) / blocksize)) {
+      return null;
+    }
+    if (!isNested) return { shape, blocksize };
+    const fits = isWhole(nested) && nestedAbsmax.shape[0] === Math.ceil(absmax.shape[0] / nested);
+    return fits && Number.isFinite(offset) ? { shape, blocksize, nested, offset } : null;
+  };
+  return {
+    kind: `bitsandbytes, ${state === states[0] ? "NF4" : "FP4"}${isNested ? ", scales quantised" : ""}`,
+    scheme: "bits4",
+    parts: [weight, absmax, map, nestedAbsmax, nestedMap, state].filter(Boolean),
+    roles: { weight, absmax, map, nestedAbsmax, nestedMap, state },
+    settle,
+  };
+}
+
+/** bitsandbytes, 8 bits: integers with the largest magnitude of each row. */
+function bits8(stem, part) {
+  const [weight, scales] = [part(`${stem}weight`), part(`${stem}SCB`)];
+  if (!isMatrix(weight, ["I8"]) || scales?.dtype !== "F32" || !hasShape(scales, [weight.shape[0]])) return null;
+  const { shape } = weight;
+  return { kind: "bitsandbytes, 8 bits", scheme: "bits8", shape, parts: [weight, scales], roles: { weight, scales } };
+}
+
+const SCHEMES = [gptq, awq, packed, scaled, blocks, nvfp4, bits4, bits8];

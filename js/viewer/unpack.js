@@ -23,6 +23,9 @@ export async function readMeant(open, tensor, rows, { first, count }, take, sign
 /** The position of each of eight columns in a word of AutoAWQ's "gemm", where the even ones come first. */
 const AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7];
 
+/** The number by which bitsandbytes divides by 127, as a float of 32 bits. */
+const PER_UNIT = Math.fround(7.874015718698502e-3);
+
 const SCHEMES = {
   async gptq({ bits, shape, add, roles: { packed, zeros, scales, groups } }, read, rows, first, end) {
     const [each, mask] = [32 / bits, 2 ** bits - 1];
@@ -103,5 +106,49 @@ const SCHEMES = {
       return values[column % 2 === 0 ? byte & 15 : byte >> 4] *
         powers[factors.get(row)[Math.floor(column / 32) - group]];
     };
+  },
+
+  async nvfp4({ isDivided, roles: { weight, scales, whole } }, read, rows, first, end) {
+    const values = valuesOf("F4");
+    const [from, group] = [Math.floor(first / 2), Math.floor(first / 16)];
+    const bytes = await read(weight, rows, from, Math.ceil(end / 2));
+    const factors = await read(scales, rows, group, Math.ceil(end / 16));
+    const all = (await read(whole, [0], 0, 1, [1, 1])).get(0)[0];
+    return (row, column) => {
+      const byte = bytes.get(row)[Math.floor(column / 2) - from];
+      const factor = factors.get(row)[Math.floor(column / 16) - group];
+      return values[column % 2 === 0 ? byte & 15 : byte >> 4] * Math.fround(isDivided ? factor / all : factor * all);
+    };
+  },
+
+  async bits4({ shape, blocksize, nested, offset, roles }, read, rows, first, end) {
+    const from = Math.floor(first / 2);
+    const bytes = await read(roles.weight, rows, from, Math.ceil(end / 2), [shape[0], shape[1] / 2]);
+    const table = (await read(roles.map, [0], 0, 16, [1, 16])).get(0);
+    const blockOf = (row, column) => Math.floor((row * shape[1] + column) / blocksize);
+    const wanted = rows.flatMap((row) => {
+      const begin = blockOf(row, first);
+      return Array.from({ length: blockOf(row, end - 1) - begin + 1 }, (_, at) => begin + at);
+    });
+    const factors = await read(roles.absmax, wanted, 0, 1, [roles.absmax.shape[0], 1]);
+    let factorOf = (block) => factors.get(block)[0];
+    if (nested) {
+      const codes = (await read(roles.nestedMap, [0], 0, 256, [1, 256])).get(0);
+      const outer = wanted.map((block) => Math.floor(block / nested));
+      const others = await read(roles.nestedAbsmax, outer, 0, 1, [roles.nestedAbsmax.shape[0], 1]);
+      const more = Math.fround(offset);
+      factorOf = (block) =>
+        Math.fround(Math.fround(codes[factors.get(block)[0]] * others.get(Math.floor(block / nested))[0]) + more);
+    }
+    return (row, column) => {
+      const byte = bytes.get(row)[Math.floor(column / 2) - from];
+      return table[column % 2 === 0 ? byte >> 4 : byte & 15] * factorOf(blockOf(row, column));
+    };
+  },
+
+  async bits8({ roles: { weight, scales } }, read, rows, first, end) {
+    const weights = await read(weight, rows, first, end);
+    const factors = await read(scales, rows, 0, 1, [scales.shape[0], 1]);
+    return (row, column) => Math.fround(weights.get(row)[column - first] * factors.get(row)[0]) * PER_UNIT;
   },
 };

@@ -270,3 +270,101 @@ def int8(folder: Path) -> Array:
     )
     meant: Array = (weights.astype(numpy.float64) - zeros) * scales.astype(numpy.float64)
     return meant
+
+
+def nvfp4(folder: Path, is_divided: bool = True) -> Array:
+    """Add a matrix in NVFP4, as compressed-tensors writes it or as ModelOpt does. Return its values."""
+    import ml_dtypes
+
+    random = numpy.random.default_rng(11)
+    rows, columns = 24, 160
+    bytes_of = random.integers(0, 256, (rows, columns // 2), dtype=numpy.uint8)
+    scales = (random.random((rows, columns // 16)) * 400).astype(ml_dtypes.float8_e4m3fn)
+    whole = numpy.array([737.25 if is_divided else 0.00137], numpy.float32)
+    names = ("weight_packed", "weight_global_scale") if is_divided else ("weight", "weight_scale_2")
+    write_raw(
+        folder / "model.safetensors",
+        {
+            f"layer.0.{names[0]}": ("U8", bytes_of.shape, bytes_of.tobytes()),
+            "layer.0.weight_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+            f"layer.0.{names[1]}": ("F32", whole.shape if is_divided else (), whole.tobytes()),
+        },
+    )
+    values = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], numpy.float32)
+    values = numpy.concatenate([values, -values])
+    halves = numpy.stack([values[bytes_of & 15], values[bytes_of >> 4]], axis=-1).reshape(rows, columns)
+    own = scales.astype(numpy.float32)
+    factors = own / whole if is_divided else own * whole
+    meant: Array = halves * numpy.repeat(factors, 16, axis=1)
+    return meant
+
+
+def nvfp4_of_modelopt(folder: Path) -> Array:
+    """Add the same as ModelOpt writes it. Return its values."""
+    return nvfp4(folder, is_divided=False)
+
+
+# The table of bitsandbytes for normally distributed numbers.
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941),
+    *(0.7229568362236023, 1.0),
+)
+
+
+def nf4(folder: Path, is_nested: bool = False) -> Array:
+    """Add a matrix of 4 bits as bitsandbytes writes it; its rows are no whole blocks. Return its values."""
+    random = numpy.random.default_rng(12)
+    rows, columns, block, nested_block = 30, 80, 64, 16
+    bytes_of = random.integers(0, 256, (rows * columns // 2, 1), dtype=numpy.uint8)
+    table = numpy.array(NF4, numpy.float32)
+    blocks = -(-rows * columns // block)
+    state = {"quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": [rows, columns]}
+    tensors: Raw = {
+        "layer.0.weight": ("U8", bytes_of.shape, bytes_of.tobytes()),
+        "layer.0.weight.quant_map": ("F32", (16,), table.tobytes()),
+    }
+    if is_nested:
+        codes = numpy.sort(random.standard_normal(256)).astype(numpy.float32)
+        inner = random.integers(0, 256, blocks, dtype=numpy.uint8)
+        outer = random.random(-(-blocks // nested_block), dtype=numpy.float32)
+        offset = numpy.float32(0.123456)
+        scales = codes[inner] * numpy.repeat(outer, nested_block)[:blocks] + offset
+        state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": float(offset)}
+        tensors |= {
+            "layer.0.weight.absmax": ("U8", inner.shape, inner.tobytes()),
+            "layer.0.weight.nested_absmax": ("F32", outer.shape, outer.tobytes()),
+            "layer.0.weight.nested_quant_map": ("F32", codes.shape, codes.tobytes()),
+        }
+    else:
+        scales = random.random(blocks, dtype=numpy.float32)
+        tensors["layer.0.weight.absmax"] = ("F32", scales.shape, scales.tobytes())
+    text = json.dumps(state).encode()
+    tensors["layer.0.weight.quant_state.bitsandbytes__nf4"] = ("U8", (len(text),), text)
+    write_raw(folder / "model.safetensors", tensors)
+    halves = numpy.stack([table[bytes_of >> 4], table[bytes_of & 15]], axis=-1).reshape(-1)
+    meant: Array = (halves * numpy.repeat(scales, block)[: halves.size]).reshape(rows, columns)
+    return meant
+
+
+def nf4_nested(folder: Path) -> Array:
+    """Add the same with quantised scales. Return its values."""
+    return nf4(folder, is_nested=True)
+
+
+def llm_int8(folder: Path) -> Array:
+    """Add a matrix as bitsandbytes quantises it to 8 bits. Return its values."""
+    random = numpy.random.default_rng(13)
+    weights = random.integers(-127, 128, (40, 70)).astype(numpy.int8)
+    scales = random.random(40, dtype=numpy.float32)
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "layer.0.weight": ("I8", weights.shape, weights.tobytes()),
+            "layer.0.SCB": ("F32", scales.shape, scales.tobytes()),
+            "layer.0.weight_format": ("U8", (), b"\0"),
+        },
+    )
+    meant: Array = (weights * scales[:, None]) * numpy.float32(7.874015718698502e-3)
+    return meant

@@ -243,6 +243,11 @@ QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
         "layer.0.weight_packed",
         "pack-quantized, 4 bits",
     ),
+    "nvfp4": (made_models.nvfp4, "layer.0.weight_packed", "NVFP4"),
+    "nvfp4 of ModelOpt": (made_models.nvfp4_of_modelopt, "layer.0.weight", "NVFP4"),
+    "nf4": (made_models.nf4, "layer.0.weight", "bitsandbytes, NF4"),
+    "nf4 nested": (made_models.nf4_nested, "layer.0.weight", "bitsandbytes, NF4, scales quantised"),
+    "llm.int8": (made_models.llm_int8, "layer.0.weight", "bitsandbytes, 8 bits"),
     "packed in any order": (
         made_models.pack_quantized_in_any_order,
         "layer.0.weight_packed",
@@ -284,3 +289,54 @@ def test_viewer_dequantizes_weights(viewed: Opener, tmp_path: Path, scheme: str)
     look.page.click("text=Picture")
     look.settle()
     assert look.page.locator(".heat").count() == 1
+
+
+def decoded(look: Look) -> Array:
+    """The values of the screen as the page saves them."""
+    look.page.wait_for_selector("main tbody")
+    with look.page.expect_download() as waited:
+        look.page.click("text=Save the tensor as .npy")
+    return numpy.load(waited.value.path())
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4", "nvfp4 of ModelOpt", "nf4", "nf4 nested", "llm.int8"])
+def test_viewer_dequantizes_every_bit(viewed: Opener, tmp_path: Path, scheme: str) -> None:
+    make, name, _ = QUANTISED[scheme]
+    meant = make(tmp_path)
+    found = decoded(viewed(tmp_path / "model.safetensors", at=f"t={name}&view=values"))
+    assert found.tobytes() == meant.astype(numpy.float32).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "nf4 nested", "int8"])
+def test_viewer_dequantizes_as_bitsandbytes_does(viewed: Opener, tmp_path: Path, kind: str) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional", reason="bitsandbytes is not installed")
+    import torch
+
+    from ingot.torch import save_file
+
+    torch.manual_seed(0)
+    weight = torch.randn(96, 128)
+    if kind == "int8":
+        packed, scales, _ = functional.int8_vectorwise_quant(weight.half())
+        meant = functional.int8_vectorwise_dequant(packed, scales)
+        tensors = {"x.weight": packed, "x.SCB": scales}
+    else:
+        packed, state = functional.quantize_4bit(
+            weight, blocksize=64, compress_statistics=kind == "nf4 nested", quant_type=kind[:3]
+        )
+        meant = functional.dequantize_4bit(packed, state)
+        tensors = {f"x.weight.{name}": part for name, part in state.as_dict(packed=True).items()}
+        tensors |= {"x.weight": packed}
+    path = tmp_path / "model.safetensors"
+    save_file(tensors, path)
+    found = decoded(viewed(path, at="t=x.weight&view=values"))
+    assert found.tobytes() == meant.numpy().astype(numpy.float32).tobytes()
+
+
+def test_viewer_shows_an_invalid_quantisation_as_stored(viewed: Opener, tmp_path: Path) -> None:
+    made_models.nf4(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b'"blocksize": 64', b'"blocksize": 32'))
+    look = viewed(path, at="t=layer.0.weight&view=values")
+    look.page.wait_for_selector("main tbody")
+    assert "stands for" not in look.text()
