@@ -338,6 +338,11 @@ export function concatenate(parts, size) {
 /** Returns the fault of an answer with an unexpected status. */
 export function badStatus(response, expected) {
   const { status } = response;
+  // The viewer's server, which reads a remote file through Python.
+  if (response.headers.get("x-error-code") === "changed") {
+    const reason = decodeURIComponent(response.headers.get("x-error-message") ?? "the file changed");
+    return remoteFault("changed", escapeName(reason), { status });
+  }
   // The Hub's code for a missing file or repository, for example `EntryNotFound`.
   const word = response.headers.get("x-error-code") ?? response.statusText;
   const reason = `expected status ${expected}, found ${status}${word ? ` (${escapeName(word.slice(0, 200))})` : ""}`;

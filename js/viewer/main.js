@@ -93,7 +93,7 @@ class Page {
     const report = document.querySelector("#report");
     setTimeout(() => this.#show(), PATIENCE);
     try {
-      if (report) await this.#open([() => fromReport(JSON.parse(report.textContent))]);
+      if (report) await this.#open(JSON.parse(report.textContent).map((one) => () => fromReport(one)));
       else if (this.token) await this.#open(await fromServer(this.token));
       else if (this.state.a) {
         await this.#open([this.state.a, this.state.b].filter(Boolean).map((address) => () => fromAddress(address)));
@@ -101,6 +101,7 @@ class Page {
     } catch (error) {
       this.#fail(error);
     }
+    if (!report && this.token) tellParent();
   }
 
   /** Opens models, the first from scratch; `place` 1 puts one beside it. */
@@ -403,6 +404,15 @@ function remember(files) {
   } catch {
     // A page of one file may have no storage.
   }
+}
+
+/** Tells the page of a notebook that this frame reached its server, at once and when it is asked. */
+function tellParent() {
+  if (parent === window) return;
+  parent.postMessage("ingot ready", "*");
+  addEventListener("message", ({ source, data }) => {
+    if (source === parent && data === "ingot?") parent.postMessage("ingot ready", "*");
+  });
 }
 
 export function start() {

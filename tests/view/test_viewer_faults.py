@@ -11,6 +11,7 @@ import numpy
 import ingot
 import ingot.numpy
 from support.models import save
+from support.servers import good, serving
 from vectors.case import indexes, vectors
 from view.conftest import Look, Opener
 from view.made_models import write_raw
@@ -112,6 +113,21 @@ def test_viewer_reports_a_changed_file(viewed: Opener, tmp_path: Path) -> None:
     os.utime(path, ns=(1, 1))
     look.page.evaluate("() => { location.hash = 't=x'; }")
     look.wait("the file changed while it was read")
+
+
+def test_viewer_reports_a_changed_remote_file(viewed: Opener, tmp_path: Path) -> None:
+    array = numpy.ones((1000, 1000), numpy.float32)
+    data = save(tmp_path / "model.safetensors", {"x": array, "y": array}).read_bytes()
+    with serving(good(data)) as store:
+        url = store.url("/model.safetensors")
+        look = viewed(url)
+        look.expected = "409"
+        store.replace(good(data[:-4] + b"abcd", ETag='"v2"'))
+        look.page.evaluate("() => { location.hash = 't=x'; }")
+        look.page.wait_for_selector(".fault")
+        assert look.text(".fault code") == "changed"
+        why = "the file was written to, replaced or removed since it was opened — open it again"
+        assert f"{url}: {why}" in look.text(".fault p >> nth=0")
 
 
 def test_viewer_reports_a_replaced_file(viewed: Opener, tmp_path: Path) -> None:

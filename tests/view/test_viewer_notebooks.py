@@ -20,7 +20,10 @@ from support.models import minilm, save
 from support.servers import good, serving
 from view.conftest import Look
 
-REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
+REMOTE = (
+    *("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST"),
+    *("KAGGLE_KERNEL_RUN_TYPE", "CODESPACES", "REMOTE_CONTAINERS"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +63,14 @@ def notebook(chromium: Any) -> Iterator[Any]:
         frame.wait_for_selector("main article")
         return frame
 
+    def embedded(view: Any) -> Any:
+        Notebook.html = view._repr_html_()
+        look.page.goto(f"http://127.0.0.1:{server.server_port}/")
+        frame = next(one for one in look.page.frames if one.url == "about:srcdoc")
+        frame.wait_for_selector("main article")
+        return frame
+
+    show.look, show.embedded = look, embedded  # type: ignore[attr-defined]
     yield show
     look.check()
     context.close()
@@ -89,6 +100,69 @@ def test_view_shows_a_page_in_a_frame(notebook: Any, how: str, monkeypatch: pyte
     frame.wait_for_selector("text=Standard deviation")
     frame.click("text=File map")
     frame.wait_for_selector(".strip")
+
+
+def test_view_replaces_the_embedded_page_by_the_server(notebook: Any) -> None:
+    with ingot.view(minilm()) as view:
+        notebook(view)
+        page = notebook.look.page
+        page.wait_for_function("() => document.querySelectorAll('iframe').length === 1")
+        assert page.evaluate("() => document.querySelector('iframe').style.visibility") == "visible"
+
+
+@pytest.mark.parametrize("fault", ["blocked", "closed"])
+def test_view_is_embedded_if_the_server_cannot_be_reached(notebook: Any, fault: str, tmp_path: Path) -> None:
+    path = save(tmp_path / "model.safetensors")
+    look = notebook.look
+    look.expected = "Failed to load resource"
+    view = ingot.view(path)
+    html = view._repr_html_()
+    if fault == "closed":
+        # As a notebook that is opened later.
+        view.close()
+    else:
+        look.page.route(f"{view._server.origin}/**", lambda route: route.abort())
+    view._repr_html_ = lambda: html
+    frame = notebook.embedded(view)
+    assert "52 tensors" in frame.inner_text("main .lead")
+    frame.click(".link >> nth=0")
+    frame.wait_for_selector("text=Standard deviation")
+    hidden = look.page.evaluate("() => document.querySelector('iframe[src]').style.visibility")
+    assert hidden == "hidden"
+    view.close()
+
+
+def test_view_embeds_two_models(notebook: Any, tmp_path: Path) -> None:
+    paths = [
+        save(tmp_path / f"{name}.safetensors", {name: numpy.eye(4), "x": numpy.eye(3)}) for name in ("a", "b")
+    ]
+    notebook.look.expected = "Failed to load resource"
+    view = ingot.view(*paths)
+    html = view._repr_html_()
+    view.close()
+    view._repr_html_ = lambda: html
+    frame = notebook.embedded(view)
+    assert "2 of 3 tensors differ by the headers" in frame.inner_text("main .lead")
+
+
+@pytest.mark.parametrize("how", ["page", "server"])
+def test_view_has_a_sentence_behind_the_frame(chromium: Any, tmp_path: Path, how: Any) -> None:
+    with ingot.view(save(tmp_path / "model.safetensors"), how=how) as view:
+        page = chromium.new_page()
+        # A site that shows no frames.
+        page.set_content(view._repr_html_().replace("<iframe", "<template").replace("</iframe", "</template"))
+        assert page.inner_text("p").startswith("If no viewer is shown here, ")
+        assert page.is_visible("p code:text('--html report.html')")
+        assert (page.locator("p a").count() == 1) == (how == "server")
+        page.close()
+
+
+def test_view_embeds_the_headers_of_a_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path / "model.safetensors")
+    with ingot.view(path) as view:
+        assert "&quot;std&quot;" in view._repr_html_()
+        monkeypatch.setattr("ingot._view.notebook._EMBEDDED_NBYTES", 100)
+        assert "&quot;std&quot;" not in view._repr_html_()
 
 
 def test_view_takes_every_source(notebook: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from contextlib import closing
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
@@ -13,7 +14,7 @@ from ingot._base.options import Loading, argument, checked, takes
 from ingot._native import is_url, local_path
 from ingot._read import door
 from ingot._read.handle import safe_open
-from ingot.errors import OptionError
+from ingot.errors import OptionError, SafetensorError
 from ingot.typing import NoOptions, Source, StorageOptions
 
 from . import report
@@ -21,11 +22,29 @@ from .server import Server
 from .shelf import Opened, Shelf, opened
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 
 # Environment variables of notebooks whose browser is on another machine than the kernel.
-_REMOTE = ("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST")
+_REMOTE = (
+    *("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST"),
+    *("KAGGLE_KERNEL_RUN_TYPE", "CODESPACES", "REMOTE_CONTAINERS"),
+)
+# Models of more bytes have only their headers in a page that is shown if the server cannot be reached.
+_EMBEDDED_NBYTES = 128 << 20
+_FRAME = "position: absolute; inset: 0; width: 100%; height: 100%; border: 0"
+# Shows the frame of the server once its page answers, and removes the embedded page.
+_SCRIPT = """<script>(() => {{
+  const box = document.getElementById("{name}"), [live, page] = box.querySelectorAll("iframe");
+  addEventListener("message", function ready({{ source, data }}) {{
+    if (source !== live.contentWindow || data !== "ingot ready") return;
+    live.style.visibility = "visible";
+    page?.remove();
+    removeEventListener("message", ready);
+  }});
+  live.contentWindow?.postMessage("ingot?", "*");
+}})()</script>"""
 # A notebook on this machine may show the page in a frame.
 _ANCESTORS = "http://localhost:* http://127.0.0.1:*"
 
@@ -43,10 +62,10 @@ class View:
     >>> view.close()
     """
 
-    # The name by which users know it.
-
-    def __init__(self, server: Server | None, page: str | None, height: int) -> None:
-        self._server, self._page, self._height = server, page, height
+    def __init__(
+        self, server: Server | None, page: str | None, height: int, models: Sequence[str | Opened] = ()
+    ) -> None:
+        self._server, self._page, self._height, self._models = server, page, height, models
         self._close: finalize[..., Any] | None = None
 
     @property
@@ -77,11 +96,41 @@ class View:
         self.close()
 
     def _repr_html_(self) -> str:
-        """Return HTML for notebooks: the page in a frame."""
-        page = f'sandbox="allow-scripts" srcdoc="{escape(self._page or "")}"'
-        what = f'src="{escape(self.url)}"' if self.url else page
-        style = f"width: 100%; height: {self._height}px; border: 1px solid #8888"
-        return f'<iframe {what} title="ingot" style="{style}"></iframe>'
+        """Return HTML for notebooks: the page in a frame, and a sentence behind it.
+
+        The frame of a server is hidden until its page answers. Until then, and where the browser cannot reach
+        this machine, an embedded page shows the headers, and of small models statistics and thumbnails.
+        """
+        name = f"ingot-{secrets.token_hex(8)}"
+        live = page = script = ""
+        if self.url:
+            style = f"{_FRAME}; visibility: hidden"
+            live = f'<iframe src="{escape(self.url)}" title="ingot" style="{style}"></iframe>'
+            script = _SCRIPT.format(name=name)
+        if embedded := self._embedded():
+            page = (
+                f'<iframe sandbox="allow-scripts" srcdoc="{escape(embedded)}" title="ingot" style="{_FRAME}">'
+                "</iframe>"
+            )
+        style = f"position: relative; height: {self._height}px; border: 1px solid #8888; overflow: auto"
+        return f'<div id="{name}" style="{style}">{self._sentence()}{live}{page}{script}</div>'
+
+    def _sentence(self) -> str:
+        """Return the text behind the frame, for notebooks that show no frames."""
+        here = "write the viewer to a file with <code>ingot view MODEL --html report.html</code> and open it"
+        if self.url:
+            link = f'<a href="{escape(self.url)}" target="_blank" rel="noreferrer">the viewer</a>'
+            here = f"open {link} in a browser on the machine of the notebook, or {here}"
+        return f'<p style="margin: 16px">If no viewer is shown here, {here}.</p>'
+
+    def _embedded(self) -> str | None:
+        """Return a page without a server, or None if a model cannot be read any more."""
+        if self._page is not None:
+            return self._page
+        try:
+            return report.page(*map(_embedded_report, self._models))
+        except (OSError, SafetensorError):
+            return None
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -113,10 +162,11 @@ def view(
         A second model, to compare with.
     how : {"auto", "server", "page"}
         ``"server"`` serves the page from this process, for browsers on this machine; tensors are read when
-        they are viewed. ``"page"`` makes a page without a server, for a browser elsewhere: the whole model
-        is read now, and the page has headers, statistics and thumbnails. ``"auto"``, the default, is a
-        page if the environment shows that the notebook runs elsewhere (over SSH, JupyterHub, Colab,
-        Kubernetes).
+        they are viewed. If the browser does not reach the server, a page without one is shown, with the
+        headers, and statistics and thumbnails of local models up to 128 MiB. ``"page"`` makes a page without
+        a server, for a browser elsewhere: the whole model is read now, and the page has headers, statistics
+        and thumbnails. ``"auto"``, the default, is a page if the environment shows that the notebook runs
+        elsewhere (over SSH, JupyterHub, Colab, Kaggle, Codespaces, a dev container, Kubernetes).
     height : int
         The height of the frame in pixels.
     storage_options : dict, optional
@@ -158,9 +208,18 @@ def view(
     except BaseException:
         shelf.close()
         raise
-    shown = View(server, None, given["height"])
+    shown = View(server, None, given["height"], models)
     shown._close = finalize(shown, _ended, server, shelf)
     return shown
+
+
+def _embedded_report(model: str | Opened) -> str:
+    """Return a report of a small local model, or of the headers of another one."""
+    if isinstance(model, str):
+        with closing((own := opened(model)).handle):
+            return report.made(own, max_nbytes=_EMBEDDED_NBYTES)
+    is_remote = model.place is not None and is_url(model.place)
+    return report.made(model, max_nbytes=0 if is_remote else _EMBEDDED_NBYTES)
 
 
 def _ended(server: Server, shelf: Shelf) -> None:

@@ -28,11 +28,18 @@ _MOST_THUMBNAILS = 300
 _LARGEST_INTEGER = 1 << 53
 
 
-def made(source: Opened, progress: Callable[[int, int], object] | None = None) -> str:
-    """Return a report of a file or a checkpoint as JSON. Reads all tensors in little memory."""
+def made(
+    source: Opened, progress: Callable[[int, int], object] | None = None, max_nbytes: int | None = None
+) -> str:
+    """Return a report of a file or a checkpoint as JSON. Reads all tensors in little memory.
+
+    A model of more than `max_nbytes` bytes has only its headers in the report.
+    """
     checkpoint = source.handle
     model = read_through(source)
-    names = checkpoint.names()
+    nbytes = sum(info.nbytes for info in checkpoint.infos())
+    is_read = max_nbytes is None or nbytes <= max_nbytes
+    names = checkpoint.names() if is_read else []
     counted = statistics(checkpoint, names, bins=_BINS, progress=progress)
     report = {
         "label": model.label,
@@ -45,7 +52,7 @@ def made(source: Opened, progress: Callable[[int, int], object] | None = None) -
         "statistics": {
             name: _facts(found) for name, found in zip(names, counted, strict=True) if found is not None
         },
-        "thumbnails": dict(_thumbnails(checkpoint)),
+        "thumbnails": dict(_thumbnails(checkpoint)) if is_read else {},
     }
     return json.dumps(report, separators=(",", ":"), allow_nan=False)
 
@@ -106,17 +113,17 @@ def policy() -> str:
     return _viewer().partition(_POLICY)[2].partition('"')[0]
 
 
-def page(report: str | None = None) -> str:
-    """Return the viewer as HTML, with a report of `report.made` in it or with nothing open.
+def page(*reports: str) -> str:
+    """Return the viewer as HTML, with reports of `report.made` in it or with nothing open.
 
     Parameters
     ----------
-    report
-        A report as JSON, as `made` returns it.
+    reports
+        Up to two reports as JSON, as `made` returns them. Two are compared.
     """
-    if report is None:
+    if not reports:
         return _viewer()
-    # The report is the only part that comes from a file: nothing in it may end the HTML element.
-    data = report.replace("<", "\\u003c")
+    # The reports are the only part that comes from a file: nothing in it may end the HTML element.
+    data = f"[{','.join(reports)}]".replace("<", "\\u003c")
     element = f'<script type="application/json" id="report">{data}</script>\n'
     return _viewer().replace(_SCRIPT, element + _SCRIPT, 1)

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from threading import Condition, Event, Thread, current_thread
+from urllib.parse import quote
 
 from ingot.errors import SafetensorError
 
@@ -39,6 +40,10 @@ _POLL = 0.1
 # longer.
 _CLOSING = 1
 _MOST_FIELDS = 64
+# The most characters of a reason in a header field.
+_MOST_REASON = 1000
+# Characters that stand for themselves in that field.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
 
 
@@ -259,7 +264,9 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 found = self._listed() if number is None else self._opened(int(number[1]), stack)
             except (OSError, SafetensorError) as fault:
-                return self._refuse(409 if isinstance(fault, SafetensorError) else 503, str(fault))
+                if isinstance(fault, SafetensorError):
+                    return self._refuse(409, str(fault), fault.code)
+                return self._refuse(503, str(fault))
             if isinstance(found, bytes):
                 return self._give(found, "application/json")
             return self._give_range(found)
@@ -281,9 +288,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _refuse(self, status: int, reason: str) -> None:
+    def _refuse(self, status: int, reason: str, code: str | None = None) -> None:
+        """Answer with an error. The reader takes `code` and the reason from the header."""
         body = f"{reason}\n".encode(errors="backslashreplace")
-        self._head(status, len(body), {"Content-Type": "text/plain; charset=utf-8"})
+        fields = {"Content-Type": "text/plain; charset=utf-8"}
+        if code is not None:
+            text = " ".join(reason.split())[:_MOST_REASON]
+            fields |= {"X-Error-Code": code, "X-Error-Message": quote(text, safe=_PLAIN, errors="replace")}
+        self._head(status, len(body), fields)
         if self.command == "GET":
             self.wfile.write(body)
 
@@ -305,12 +317,18 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _body(self, file: OpenFile, begin: int, end: int, status: int, fields: dict[str, str]) -> None:
+        is_empty = self.command == "HEAD" or begin == end
+        try:
+            send = None if is_empty else file.sender(begin, end)
+        except SafetensorError as fault:
+            return self._refuse(409, str(fault), fault.code)
         self._head(status, end - begin, fields)
-        if self.command == "HEAD" or begin == end:
-            return
+        if send is None:
+            return None
         # No other answer may follow one that broke off.
         self.close_connection, keep = True, self.close_connection
-        self.close_connection = keep or file.send(self.connection, begin, end) != end - begin
+        self.close_connection = keep or send(self.connection) != end - begin
+        return None
 
     def _head(self, status: int, nbytes: int, fields: dict[str, str]) -> None:
         self.send_response(status)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
+from itertools import chain
 from stat import S_ISREG
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -105,9 +106,9 @@ class OpenLocalFile:
             begin += len(part)
         return b"".join(parts)
 
-    def send(self, connection: socket, begin: int, end: int) -> int:
-        """Send the bytes from `begin` to before `end`, and return how many there were."""
-        return connection.sendfile(self._stream, begin, end - begin)
+    def sender(self, begin: int, end: int) -> Callable[[socket], int]:
+        """Return a function that sends the bytes from `begin` to before `end`, and returns their number."""
+        return lambda connection: connection.sendfile(self._stream, begin, end - begin)
 
 
 class ReadFile:
@@ -133,13 +134,22 @@ class ReadFile:
         """Return the bytes from `begin` to before `end`."""
         return b"".join(self._pieces(begin, end))
 
-    def send(self, connection: socket, begin: int, end: int) -> int:
-        """Send the bytes from `begin` to before `end`, and return how many there were."""
-        sent = 0
-        for piece in self._pieces(begin, end):
-            connection.sendall(piece)
-            sent += len(piece)
-        return sent
+    def sender(self, begin: int, end: int) -> Callable[[socket], int]:
+        """Return a function that sends the bytes from `begin` to before `end`, and returns their number.
+
+        The first piece is read now, so that the answer can be an error.
+        """
+        pieces = self._pieces(begin, end)
+        first = next(pieces, b"")
+
+        def send(connection: socket) -> int:
+            sent = 0
+            for piece in chain([first], pieces):
+                connection.sendall(piece)
+                sent += len(piece)
+            return sent
+
+        return send
 
     def _pieces(self, begin: int, end: int) -> Iterator[bytes | memoryview]:
         if begin < self.head_nbytes:

@@ -92,7 +92,7 @@ def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing
 
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
-        text = report.page(report.made(opened(paths[0]), tell) if paths else None).encode()
+        text = report.page(*([report.made(opened(paths[0]), tell)] if paths else [])).encode()
     replace_file(target, [text], durable=is_durable(None), **existing._asdict())
     screen.answer({"file": html, "nbytes": len(text)})
     screen.say(f"{shown(html)}: {nbytes(len(text))}")
