@@ -242,16 +242,16 @@ const STEP: Duration = Duration::from_millis(20);
 
 /// Open a checkpoint again after `fault`, as long as a save may be replacing it.
 fn open_again(path: &Path, options: &CheckpointOptions, mut fault: Error) -> Result<Checkpoint, Error> {
+    // The time of the directory before the failed try, if a later change has another one.
     let mut before = None;
     for _ in 0..TRIES {
         let now = modified(path);
         // A changed file proves a replacement. Otherwise the directory shows one. The first failure has no earlier time to
-        // compare with, and is worth a second try. Two changes may have one time, and this thread may have been paused.
-        let is_proven = fault.is_changed();
-        if !is_proven && now == before && !now.is_some_and(is_recent) {
+        // compare with, and is worth a second try.
+        if !fault.is_changed() && before == Some(now) {
             break;
         }
-        before = now;
+        before = (!now.is_some_and(is_recent)).then_some(now);
         thread::sleep(PAUSE);
         match open_once(path, options) {
             Err(next) if may_pass(&next, path) => fault = next,
