@@ -361,9 +361,11 @@ fn connecting_can_be_stopped_and_leaves_no_thread() {
     let server = Server::of(data(100));
     let url = server.at("/x").replace("127.0.0.1", "localhost");
     begin(&url, 8).unwrap();
-    assert!(
-        !threads().iter().any(|name| name.starts_with("ingot")),
-        "{:?}",
-        threads()
-    );
+    // The system may list a thread for a moment after it was joined.
+    let begun = std::time::Instant::now();
+    let remain = || threads().iter().any(|name| name.starts_with("ingot"));
+    while remain() && begun.elapsed() < Duration::from_secs(60) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!remain(), "{:?}", threads());
 }

@@ -22,24 +22,24 @@ const MOST: u64 = 64;
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The permission to make a call, until it is dropped.
-struct Permit;
+struct Permit(&'static AtomicU64);
 
 impl Permit {
-    fn take() -> Option<Permit> {
+    fn take(count: &'static AtomicU64) -> Option<Permit> {
         let process = u64::from(process::id()) << 32;
         let taken = |counted: u64| {
             let count = counted.checked_sub(process).filter(|&count| count <= MOST);
             let count = count.unwrap_or(0);
             (count < MOST).then_some(process + count + 1)
         };
-        let counted = COUNT.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken);
-        counted.ok().map(|_| Permit)
+        let counted = count.fetch_update(Ordering::AcqRel, Ordering::Acquire, taken);
+        counted.ok().map(|_| Permit(count))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        COUNT.fetch_sub(1, Ordering::AcqRel);
+        self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -51,9 +51,18 @@ pub(crate) fn aside<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
     deadline: Deadline<'_>,
 ) -> Result<io::Result<T>> {
+    counted(&COUNT, call, deadline)
+}
+
+/// Like [`aside`], as one of the calls that `count` counts.
+fn counted<T: Send + 'static>(
+    count: &'static AtomicU64,
+    call: impl FnOnce() -> io::Result<T> + Send + 'static,
+    deadline: Deadline<'_>,
+) -> Result<io::Result<T>> {
     let permit = loop {
         let left = deadline.left()?;
-        match Permit::take() {
+        match Permit::take(count) {
             Some(permit) => break permit,
             None if left.is_zero() => return Ok(Err(io::ErrorKind::TimedOut.into())),
             None => thread::sleep(left.min(TICK)),
@@ -95,9 +104,10 @@ mod tests {
     use super::*;
     use ingot_format::StopFlag;
 
-    /// One test for all, since the permits are the process's.
     #[test]
     fn abandoned_calls_continue_and_their_number_is_limited() {
+        // Other tests take permits of the process's count.
+        static COUNT: AtomicU64 = AtomicU64::new(0);
         let soon = || Deadline::within(Duration::from_millis(1), StopFlag::never());
         let (open, closed) = mpsc::channel::<()>();
         let closed = std::sync::Arc::new(std::sync::Mutex::new(closed));
@@ -110,20 +120,23 @@ mod tests {
             }
         };
         for _ in 0..MOST {
-            let outcome = aside(waits(), soon()).unwrap();
+            let outcome = counted(&COUNT, waits(), soon()).unwrap();
             assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
-        assert!(Permit::take().is_none());
-        let outcome = aside(|| Ok(()), soon()).unwrap();
+        assert!(Permit::take(&COUNT).is_none());
+        let outcome = counted(&COUNT, || Ok(()), soon()).unwrap();
         assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
         let stopped = AtomicBool::new(true);
         let stop = Deadline::within(Duration::MAX, StopFlag::from(&stopped));
-        assert_eq!(aside(|| Ok(()), stop).unwrap_err().code(), "interrupted");
+        assert_eq!(
+            counted(&COUNT, || Ok(()), stop).unwrap_err().code(),
+            "interrupted"
+        );
 
         drop(open);
         let later = Deadline::within(Duration::from_secs(60), StopFlag::never());
-        assert_eq!(aside(|| Ok(7), later).unwrap().unwrap(), 7);
-        let failed = aside(|| Err::<(), _>(io::ErrorKind::NotFound.into()), later).unwrap();
+        assert_eq!(counted(&COUNT, || Ok(7), later).unwrap().unwrap(), 7);
+        let failed = counted(&COUNT, || Err::<(), _>(io::ErrorKind::NotFound.into()), later).unwrap();
         assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }
