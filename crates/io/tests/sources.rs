@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ingot_format::{Dtype, Format, Header, Index, Spec, layout, to_u64};
 use ingot_io::binding::{LocalFile, Origin, Prefetch, ReadAt, Request, TensorId, warm_tensors};
@@ -353,6 +353,8 @@ struct Distant {
     bytes: Vec<u8>,
     /// Reads of this byte fail.
     broken: Option<u64>,
+    /// The first reads wait until so many are under way, for a minute at most.
+    together: usize,
     calls: Arc<AtomicUsize>,
     under_way: AtomicUsize,
     most_under_way: Arc<AtomicUsize>,
@@ -363,6 +365,7 @@ impl Distant {
         Distant {
             bytes,
             broken,
+            together: 0,
             calls: Arc::default(),
             under_way: AtomicUsize::new(0),
             most_under_way: Arc::default(),
@@ -379,7 +382,11 @@ impl ReadAt for Distant {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let under_way = self.under_way.fetch_add(1, Ordering::Relaxed) + 1;
         self.most_under_way.fetch_max(under_way, Ordering::Relaxed);
+        let begun = Instant::now();
         std::thread::sleep(Duration::from_millis(5));
+        while self.most_under_way.load(Ordering::Relaxed) < self.together && begun.elapsed().as_secs() < 60 {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         self.under_way.fetch_sub(1, Ordering::Relaxed);
         let end = position + to_u64(dest.len());
         if self
@@ -402,12 +409,15 @@ impl ReadAt for Distant {
 #[test]
 fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let (bytes, tensors) = file();
-    let source = Distant::new(bytes, None);
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let source = Distant {
+        together: cores.min(9) + 1,
+        ..Distant::new(bytes, None)
+    };
     let most = Arc::clone(&source.most_under_way);
     let archive = from_reader(Box::new(source));
     let all: Vec<usize> = (0..tensors.len()).collect();
     ingot_io::read(parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
-    let cores = std::thread::available_parallelism().unwrap().get();
     assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");
 }
 

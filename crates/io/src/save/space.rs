@@ -149,6 +149,7 @@ impl<F> Drop for Releasing<F> {
 #[cfg(target_os = "linux")]
 mod tests {
     use std::os::unix::fs::MetadataExt;
+    use std::sync::mpsc;
 
     use super::*;
     use crate::watch::Unwatched;
@@ -203,8 +204,14 @@ mod tests {
 
     /// Take two steps by calls with these outcomes, and then without faults. Return the outcome and the number of calls.
     fn taken(ends: &[Result<bool, io::ErrorKind>]) -> (Result<(), Error>, usize) {
+        taken_while(ends, || ())
+    }
+
+    /// Like `taken`. Call `happens` during each call.
+    fn taken_while(ends: &[Result<bool, io::ErrorKind>], happens: impl Fn()) -> (Result<(), Error>, usize) {
         let mut calls = Vec::new();
         let outcome = each_step(disk::RESERVED_AT_ONCE + 5, &Unwatched, |position, count| {
+            happens();
             calls.push((position, count));
             assert!(calls.len() <= ends.len() + 2, "no end of calls");
             ends.get(calls.len() - 1)
@@ -239,12 +246,17 @@ mod tests {
         ] {
             BEGUN.fetch_add(1, Ordering::Relaxed);
             let releasing = Releasing::<File>(None);
+            let (begun, begins) = mpsc::channel();
             let (outcome, count) = thread::scope(|scope| {
+                // Space that was freed before the first call counts for nothing.
                 scope.spawn(move || {
+                    begins.recv().unwrap();
                     thread::sleep(Duration::from_millis(50));
                     drop(releasing);
                 });
-                taken(&[Ok(true), Err(kind)])
+                taken_while(&[Ok(true), Err(kind)], || {
+                    let _ = begun.send(());
+                })
             });
             assert_eq!(
                 (outcome.is_ok(), count),
