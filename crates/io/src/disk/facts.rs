@@ -39,6 +39,9 @@ pub(crate) enum Opening {
     Journal,
     /// For reading and writing, if no file has the name.
     New(Birth),
+    /// For reading and writing, as `New` if no file has the name: a file that an interrupted call left is filled again.
+    #[cfg(feature = "remote")]
+    Left(Birth),
     /// As a journal that only its owner can read, if no file has the name.
     NewJournal,
 }

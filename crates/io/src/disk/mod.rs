@@ -26,6 +26,8 @@ pub(crate) use system::fault::out_of_descriptors;
 pub(crate) use system::fault::{
     exists, has_no_locks, in_use, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
 };
+#[cfg(feature = "remote")]
+pub(crate) use system::file::is_ours;
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
     facts_at, facts_of_name, file_system, lock_holder, open_both_ways, open_direct, open_for_reading,
@@ -33,7 +35,4 @@ pub(crate) use system::file::{
     write_all_at, write_at,
 };
 pub(crate) use system::name::{cut, name_bytes, name_of};
-/// The checks of a download on the partial file of an earlier one.
-#[cfg(feature = "remote")]
-pub(crate) use system::partial::{confine, is_ours, open_or_make};
 pub(crate) use system::resolve::resolve;

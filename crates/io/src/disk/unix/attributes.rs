@@ -38,6 +38,13 @@ impl Attributes {
         Ok(())
     }
 
+    /// Keep other users out of `file`, which an earlier call may have made, until it is complete and gets these attributes.
+    #[cfg(feature = "remote")]
+    #[allow(clippy::unused_self, reason = "Windows needs the access list")]
+    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
+        Ok(fs::fchmod(file, Mode::RUSR | Mode::WUSR)?)
+    }
+
     /// Apply the attributes to `file`, which only its owner may read so far, as far as permissions allow. No step gives
     /// access to a user who had none to the old file.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {

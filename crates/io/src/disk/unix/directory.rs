@@ -15,7 +15,7 @@ use super::file::of_stat;
 use crate::disk::{Birth, Facts, Opening, Unlinked};
 
 /// The mode of a new file, before the umask is applied.
-pub(super) fn mode(birth: Birth) -> Mode {
+fn mode(birth: Birth) -> Mode {
     match birth {
         Birth::Usual => Mode::from_raw_mode(0o666),
         Birth::Private => Mode::from_raw_mode(0o600),
@@ -66,6 +66,8 @@ impl Directory {
             Opening::Both => (OFlags::RDWR | waits_not, Mode::empty()),
             Opening::Journal => (OFlags::RDWR | OFlags::APPEND | waits_not, Mode::empty()),
             Opening::New(birth) => (OFlags::RDWR | NEW, mode(birth)),
+            #[cfg(feature = "remote")]
+            Opening::Left(birth) => (OFlags::RDWR | OFlags::CREATE | waits_not, mode(birth)),
             Opening::NewJournal => (OFlags::RDWR | OFlags::APPEND | NEW, mode(Birth::Private)),
         };
         Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)

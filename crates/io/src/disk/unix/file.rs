@@ -11,6 +11,8 @@ use ingot_format::to_usize;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, FlockOperation, OFlags, Stat, flock, fstat, lstat, stat};
 use rustix::io::{Errno, retry_on_intr};
+#[cfg(feature = "remote")]
+use rustix::process::geteuid;
 use rustix::process::{Resource, getrlimit};
 
 use crate::disk::{Facts, Kind, Lock};
@@ -18,6 +20,12 @@ use crate::disk::{Facts, Kind, Lock};
 /// Return the facts of an open file.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     Ok(of_stat(&fstat(file)?))
+}
+
+/// Return whether a file is this user's alone to change: in a directory that others may write to, it may be a pipe, or theirs.
+#[cfg(feature = "remote")]
+pub(crate) fn is_ours(facts: &Facts) -> bool {
+    facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
 }
 
 /// Return the facts of the file to which a path leads.

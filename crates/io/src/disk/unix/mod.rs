@@ -6,6 +6,4 @@ pub(super) mod directory;
 pub(super) mod fault;
 pub(super) mod file;
 pub(super) mod name;
-#[cfg(feature = "remote")]
-pub(super) mod partial;
 pub(super) mod resolve;

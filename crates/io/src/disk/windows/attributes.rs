@@ -49,6 +49,12 @@ impl Attributes {
         Ok(())
     }
 
+    /// Keep other users out of `file`, which an earlier call may have made, until it is complete and gets these attributes.
+    #[cfg(feature = "remote")]
+    pub(crate) fn confine(&self, file: &File) -> io::Result<()> {
+        self.begin(file)
+    }
+
     /// Apply the attributes to `file` after all bytes are written.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let attributes = match self.attributes {

@@ -58,6 +58,8 @@ impl Directory {
             Opening::Write => options.write(true),
             Opening::Both | Opening::Journal => options.read(true).write(true),
             Opening::New(_) | Opening::NewJournal => options.read(true).write(true).create_new(true),
+            #[cfg(feature = "remote")]
+            Opening::Left(_) => options.read(true).write(true).create(true).truncate(false),
         };
         // A file that is written in place may be a placeholder that another program has to download first. Such files
         // are marked like links.
@@ -66,17 +68,19 @@ impl Directory {
         }
         match opening {
             Opening::New(Birth::Private) => self.opened_privately(name, &options),
+            #[cfg(feature = "remote")]
+            Opening::Left(Birth::Private) => self.opened_privately(name, &options),
             _ => self.opened(name, &options),
         }
     }
 
-    pub(super) fn opened(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
+    fn opened(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
         let path = self.path(name);
         patiently(is_shared_by_nobody, || options.open(&path))
     }
 
     /// Open it so that its access list can be changed too, which not every server allows.
-    pub(super) fn opened_privately(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
+    fn opened_privately(&self, name: &OsStr, options: &fs::OpenOptions) -> io::Result<File> {
         let mut private = options.clone();
         private.access_mode(GENERIC_READ | GENERIC_WRITE | WRITE_DAC);
         match self.opened(name, &private) {
@@ -250,6 +254,8 @@ fn set_read_only(path: &Path, read_only: bool) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "remote")]
+    use crate::disk::facts;
 
     fn folder() -> (tempfile::TempDir, Directory) {
         let folder = tempfile::tempdir().unwrap();
@@ -297,5 +303,18 @@ mod tests {
         directory.retire("new".as_ref(), "spare".as_ref()).unwrap();
         drop(new);
         assert_eq!(directory.names().unwrap(), [""; 0]);
+    }
+
+    #[cfg(feature = "remote")]
+    #[test]
+    fn what_was_left_is_opened_as_it_is() {
+        let (_folder, directory) = folder();
+        for birth in [Birth::Usual, Birth::Private] {
+            let open = || directory.file("part".as_ref(), Opening::Left(birth)).unwrap();
+            let before = facts(&open()).unwrap();
+            fs::write(directory.path("part".as_ref()), b"abc").unwrap();
+            let after = facts(&open()).unwrap();
+            assert_eq!((after.identity, after.nbytes), (before.identity, 3));
+        }
     }
 }

@@ -40,6 +40,12 @@ const NO_FILE: Facts = Facts {
     owner: (0, 0),
 };
 
+/// Return whether a file is a regular one with one name. Its access list protects it from other users.
+#[cfg(feature = "remote")]
+pub(crate) fn is_ours(facts: &Facts) -> bool {
+    facts.kind == Kind::File && facts.names <= 1
+}
+
 /// Return the facts of an open file.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     let found = match information(file) {
@@ -352,5 +358,13 @@ mod tests {
         let before = facts(&file).unwrap();
         assert_eq!((before.kind, before.nbytes, before.names), (Kind::File, 3, 1));
         assert_eq!(facts_at(&path).unwrap().identity, before.identity);
+    }
+
+    #[cfg(feature = "remote")]
+    #[test]
+    fn a_file_of_one_name_is_ours_and_a_device_is_not() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let device = File::options().read(true).open("NUL").unwrap();
+        assert!(is_ours(&facts_at(file.path()).unwrap()) && !is_ours(&facts(&device).unwrap()));
     }
 }

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use super::Temp;
 use super::names;
-use crate::disk::{self, DirectoryEntry, Lock, Locked, Opening, Size, try_lock, unlock};
+use crate::disk::{self, DirectoryEntry, Lock, Locked, Opening, try_lock, unlock};
 use crate::error::{EditError, Error, Step, of_step, step};
 use crate::options::SaveOptions;
-use crate::save::space;
 use crate::save::target::{self, find};
 use crate::watch::Watch;
 
@@ -43,8 +42,7 @@ impl Temp {
             fault(stop)
         })?;
         temp.journal = Some(journal);
-        temp.nbytes = nbytes;
-        space::reserve(&temp.file, nbytes, Size::Scattered, watch).map_err(fault)?;
+        temp.reserve(nbytes, watch)?;
         Ok(temp)
     }
 

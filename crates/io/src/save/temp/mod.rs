@@ -17,7 +17,7 @@ use super::flush::flush;
 use super::space;
 use super::target::explain;
 use crate::disk::{
-    Attributes, DirectoryEntry, Locked, Unlinked, is_replaced_by_copy, unsupported, write_all_at,
+    Attributes, DirectoryEntry, Locked, Size, Unlinked, is_replaced_by_copy, unsupported, write_all_at,
 };
 use crate::error::{EditError, Error, Failure, Step, of_step, step};
 use crate::options::SaveOptions;
@@ -97,6 +97,13 @@ impl Temp {
     /// Return whether the file still has its temporary name, and not the target's.
     pub(crate) fn is_unnamed(&self) -> bool {
         names::has_name(&self.entry.directory, self.name(), &self.file)
+    }
+
+    /// Reserve `nbytes`, which come in any order.
+    fn reserve(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
+        self.nbytes = nbytes;
+        space::reserve(&self.file, nbytes, Size::Scattered, watch)
+            .map_err(|fault| fault.in_save(&self.path, nbytes))
     }
 
     /// Set the final size of the file, if it was not known when the file was made.

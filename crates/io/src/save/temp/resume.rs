@@ -9,11 +9,10 @@ use std::sync::Arc;
 use super::Temp;
 use super::journal::busy;
 use super::names::{has_name, temp_prefix};
-use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, Size, try_lock};
+use crate::disk::{self, Attributes, Birth, DirectoryEntry, Lock, Locked, Opening, try_lock};
 use crate::error::{Error, Step, step};
 use crate::options::SaveOptions;
 use crate::save::flush::flush;
-use crate::save::space;
 use crate::save::target::{explain, find, is_there};
 use crate::watch::Watch;
 
@@ -36,7 +35,7 @@ impl Temp {
                 return Ok(None);
             };
             if let Some(attributes) = &attributes {
-                disk::confine(&file, attributes)?;
+                attributes.confine(&file)?;
             }
             Ok(Some((file, attributes)))
         };
@@ -67,12 +66,13 @@ impl Temp {
     /// Remove its bytes, and reserve `nbytes`.
     pub(crate) fn begin_anew(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         self.nbytes = nbytes;
-        let made = || -> Result<(), Error> {
-            self.file.set_len(0).step(step::WRITE)?;
-            space::reserve(&self.file, nbytes, Size::Scattered, watch)?;
-            self.file.set_len(nbytes).step(step::WRITE)
-        };
-        made().map_err(|fault| fault.in_save(&self.path, nbytes))
+        self.set_len(0)?;
+        self.reserve(nbytes, watch)?;
+        self.set_len(nbytes)
+    }
+
+    fn set_len(&self, nbytes: u64) -> Result<(), Error> {
+        self.file.set_len(nbytes).map_err(|fault| self.write_fault(fault))
     }
 
     /// Rename it to the target with its first `nbytes` only.
@@ -92,7 +92,7 @@ impl Temp {
 /// Open or create the file `name`, and lock it. `None` if another process has the lock.
 fn locked(entry: &DirectoryEntry, name: &OsStr, birth: Birth) -> io::Result<Option<Locked>> {
     for _ in 0..TRIES {
-        let file = disk::open_or_make(&entry.directory, name, birth)?;
+        let file = entry.directory.file(name, Opening::Left(birth))?;
         if !disk::is_ours(&disk::facts(&file)?) {
             let name = name.to_string_lossy().into_owned();
             let message = format!("{} is not a file of this user", ingot_format::Escaped(&name));
