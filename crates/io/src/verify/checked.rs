@@ -1,16 +1,15 @@
 //! Loading of tensors that are first compared with their digests.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::Range;
 use std::ptr;
 
 use ingot_format::{MODEL_SPEC_KEY, SHARED_KEY, SharedName, render_shared};
 
 use super::pass::{Feeding, feed, feed_all};
-use super::{RecordedDigests, sha256_from};
+use super::{Promise, RecordedDigests, sha256_from};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::copied::copied;
-use crate::digest::{Algorithm, Digest, Digests, Unequal};
+use crate::digest::Digest;
 use crate::error::{CheckpointFault, Error, Failure};
 use crate::file::{Archive, Files, Tensor, TensorId};
 use crate::memory::Region;
@@ -28,24 +27,6 @@ pub struct Proof {
     pub kept: bool,
     /// The SHA-256 of the whole file.
     pub sha256: Option<Digest>,
-}
-
-/// An expected digest, and the computation of the digest of the bytes that arrive.
-struct Promise {
-    tensors: Vec<(Option<usize>, Digest)>,
-    algorithm: Algorithm,
-    digests: Digests,
-}
-
-impl Promise {
-    /// The SHA-256 of a range of the file.
-    fn of(expected: Digest, range: Range<u64>) -> Promise {
-        Promise {
-            tensors: vec![(None, expected)],
-            algorithm: Algorithm::Sha256,
-            digests: Digests::new(Algorithm::Sha256, Some(range)),
-        }
-    }
 }
 
 impl Checkpoint {
@@ -251,9 +232,7 @@ impl Archive {
             (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),
             (None, _) => RecordedDigests::default(),
         };
-        let mut tensors = Vec::new();
-        let mut ranges = Vec::new();
-        let start = header.data_start();
+        let mut expected = Vec::new();
         for &TensorId { number, .. } in ids {
             let Some(entry) = header.entry(number) else {
                 continue;
@@ -261,14 +240,9 @@ impl Archive {
             let Ok(place) = record.covered.binary_search_by_key(&number, |pair| pair.0) else {
                 return Err(Failure::NoDigest.about(self.path(), Some(entry.name)));
             };
-            tensors.push((Some(number), record.covered[place].1));
-            ranges.push(start + entry.begin..start + entry.end);
+            expected.push(record.covered[place]);
         }
-        Ok(Promise {
-            tensors,
-            algorithm: record.algorithm,
-            digests: Digests::new(record.algorithm, ranges),
-        })
+        Ok(Promise::of_tensors(header, record.algorithm, &expected))
     }
 
     /// Return the expected digest of the data section from ModelSpec's hash in `text`.
@@ -307,20 +281,10 @@ impl Archive {
     }
 
     fn compare(&self, promise: Promise) -> Result<(), Error> {
-        let found = promise.digests.finish();
-        for ((number, expected), found) in promise.tensors.into_iter().zip(found) {
-            if found != Some(expected) {
-                let entry = number.and_then(|number| self.header().entry(number));
-                let unequal = Unequal {
-                    algorithm: promise.algorithm,
-                    expected,
-                    // All bytes were fed, so that `found` is always set here.
-                    found: found.unwrap_or_else(|| Digest::zero(promise.algorithm)),
-                };
-                return Err(Failure::Digest(unequal).about(self.path(), entry.map(|entry| entry.name)));
-            }
-        }
-        Ok(())
+        promise.unequal().next().map_or(Ok(()), |(number, unequal)| {
+            let entry = number.and_then(|number| self.header().entry(number));
+            Err(Failure::Digest(unequal).about(self.path(), entry.map(|entry| entry.name)))
+        })
     }
 }
 

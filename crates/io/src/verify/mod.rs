@@ -9,13 +9,14 @@ mod pass;
 
 use std::borrow::Cow;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 use ingot_format::{CHECKSUMS_KEY, Checksums, Header, MODEL_SPEC_KEY, to_usize};
 
 use self::pass::{Feeding, feed, wanted};
 use crate::checkpoint::Checkpoint;
-use crate::digest::{Algorithm, Digest, Digests, Hasher};
+use crate::digest::{Algorithm, Digest, Digests, Hasher, Unequal};
 use crate::disk;
 use crate::error::{Error, Failure};
 use crate::file::{Archive, Files};
@@ -208,11 +209,65 @@ fn of_files(
     Ok(checks.into_iter().map(Check::report).collect())
 }
 
+/// Expected digests of parts of a file, and the computation of the digests of the bytes that arrive.
+struct Promise {
+    algorithm: Algorithm,
+    /// Each with the number of its tensor, if it is not of another part.
+    expected: Vec<(Option<usize>, Digest)>,
+    digests: Digests,
+}
+
+impl Promise {
+    /// The SHA-256 of a range of the file.
+    fn of(expected: Digest, range: Range<u64>) -> Promise {
+        Promise {
+            algorithm: Algorithm::Sha256,
+            expected: vec![(None, expected)],
+            digests: Digests::new(Algorithm::Sha256, Some(range)),
+        }
+    }
+
+    /// The digests of tensors, in the order of the file.
+    fn of_tensors(header: &Header, algorithm: Algorithm, expected: &[(usize, Digest)]) -> Promise {
+        let entries = expected.iter().filter_map(|&(number, _)| header.entry(number));
+        let start = header.data_start();
+        Promise {
+            algorithm,
+            expected: expected
+                .iter()
+                .map(|&(number, digest)| (Some(number), digest))
+                .collect(),
+            digests: Digests::new(
+                algorithm,
+                entries.map(|entry| start + entry.begin..start + entry.end),
+            ),
+        }
+    }
+
+    /// Return the digests that differ, and the numbers of their tensors, once all bytes have been fed.
+    fn unequal(self) -> impl Iterator<Item = (Option<usize>, Unequal)> {
+        let algorithm = self.algorithm;
+        let pairs = self.expected.into_iter().zip(self.digests.finish());
+        pairs.filter_map(move |((number, expected), found)| {
+            // All bytes were fed, so that `found` is always set here.
+            let found = found.unwrap_or_else(|| Digest::zero(algorithm));
+            let unequal = Unequal {
+                algorithm,
+                expected,
+                found,
+            };
+            (found != expected).then_some((number, unequal))
+        })
+    }
+}
+
 /// The recorded digests of one file, and the computation of its digests.
 struct Check<'a> {
     archive: &'a Archive,
-    record: Option<RecordedDigests>,
-    tensors: Digests,
+    /// `None` if the file keeps no digests of its tensors.
+    algorithm: Option<Algorithm>,
+    record: RecordedDigests,
+    tensors: Promise,
     model_spec: Option<&'a str>,
     data: Digests,
     sha256: Option<Digest>,
@@ -223,14 +278,12 @@ impl<'a> Check<'a> {
     fn new(archive: &'a Archive, sha256: Option<Digest>) -> Result<Check<'a>, Error> {
         let header = archive.header();
         let record = RecordedDigests::of(header, archive.path())?;
+        let algorithm = record.as_ref().map(|record| record.algorithm);
+        let record = record.unwrap_or_else(|| RecordedDigests {
+            uncovered: (0..header.len()).collect(),
+            ..RecordedDigests::default()
+        });
         let start = header.data_start();
-        let covered = record.iter().flat_map(|record| &record.covered);
-        let ranges = covered
-            .filter_map(|&(number, _)| header.entry(number))
-            .map(|entry| start + entry.begin..start + entry.end);
-        let algorithm = record
-            .as_ref()
-            .map_or(Algorithm::Blake3, |record| record.algorithm);
         let metadata = header.metadata();
         let model_spec = metadata.and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
         // A blob of a cache is named after its contents.
@@ -239,7 +292,8 @@ impl<'a> Check<'a> {
         let sha256_of = |range: Option<_>| Digests::new(Algorithm::Sha256, range);
         Ok(Check {
             archive,
-            tensors: Digests::new(algorithm, ranges),
+            algorithm,
+            tensors: Promise::of_tensors(header, record.algorithm, &record.covered),
             record,
             model_spec,
             data: sha256_of(model_spec.map(|_| start..header.file_nbytes())),
@@ -251,7 +305,7 @@ impl<'a> Check<'a> {
     fn feeding(&self) -> Feeding<'_> {
         Feeding {
             source: self.archive.source(),
-            all: vec![&self.tensors, &self.data, &self.file],
+            all: vec![&self.tensors.digests, &self.data, &self.file],
         }
     }
 
@@ -262,17 +316,11 @@ impl<'a> Check<'a> {
             let entry = header.entry(number);
             entry.map_or_else(String::new, |entry| entry.name.to_owned())
         };
-        let algorithm = self.record.as_ref().map(|record| record.algorithm);
-        let record = self.record.unwrap_or_else(|| RecordedDigests {
-            uncovered: (0..header.len()).collect(),
-            ..RecordedDigests::default()
-        });
-        let found = record.covered.iter().zip(self.tensors.finish());
-        let bad = found.filter_map(|(&(number, expected), found)| {
+        let bad = self.tensors.unequal().filter_map(|(number, unequal)| {
             Some(Mismatch {
-                tensor: name(number),
-                expected,
-                found: found.filter(|&found| found != expected)?,
+                tensor: name(number?),
+                expected: unequal.expected,
+                found: unequal.found,
             })
         });
         let compared = |expected: Option<String>, digests: Digests| {
@@ -282,11 +330,11 @@ impl<'a> Check<'a> {
             })
         };
         Report {
-            algorithm,
-            checked: record.covered.len(),
+            algorithm: self.algorithm,
+            checked: self.record.covered.len(),
             bad: bad.collect(),
-            unchecked: record.uncovered.iter().copied().map(name).collect(),
-            missing: record.missing,
+            unchecked: self.record.uncovered.iter().copied().map(name).collect(),
+            missing: self.record.missing,
             model_spec: compared(self.model_spec.map(ToOwned::to_owned), self.data),
             file: compared(self.sha256.map(|sha256| sha256.to_string()), self.file),
         }
