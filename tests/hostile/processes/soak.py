@@ -274,7 +274,7 @@ class Trainer:
             path = self.folder / name
             if path.is_dir():
                 self.left += [each for each in os.listdir(path) if not each.startswith("model")]
-        for _ in range(100):
+        for _ in range(1200):
             if not self.rests or threads() == self.rests[0].threads:
                 break
             # A thread that was joined may be listed for a moment.
