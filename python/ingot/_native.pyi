@@ -76,7 +76,7 @@ STATE_KEY: str
 
 @final
 class Buffer:
-    """Memory with tensors in it, for `Wrap.buffer`. Of the buffer protocol, and writable."""
+    """Memory with tensors, for `Wrap.buffer`. It supports the buffer protocol, and is writable."""
 
     def __len__(self) -> int: ...
 
@@ -315,7 +315,7 @@ class Checkpoint:
     def path(self) -> str | None: ...
     @property
     def at(self) -> str | None:
-        """The path from the root of a file or an index of this machine, as of when it was opened."""
+        """The absolute path of a local file or index. A relative path was resolved when it was opened."""
 
     @property
     def shards(self) -> list[str]:
@@ -509,7 +509,7 @@ def hub_headers(
 ) -> tuple[dict[str, Any] | None, list[tuple[str, dict[str, str] | None, list[TensorInfo]]]] | None:
     """Return the metadata of an index and the `Checkpoint.headers` of its shards, by one request to the Hub.
 
-    None if the Hub's answer cannot be used. The files themselves then show faults of the model.
+    None if the Hub's answer cannot be used. The caller then reads the files, which shows faults of the model.
     """
 
 def serialize(
@@ -525,7 +525,7 @@ def serialize(
 
 @final
 class NewFile:
-    """A file that will be written: its header, and tensors that must not change before."""
+    """A file to write: its header, and its tensors, which must not change before `write` or `snapshot`."""
 
     def snapshot(self) -> None:
         """Copy the tensors, so that they may change."""
@@ -559,7 +559,8 @@ def prepare(
     current stream. `export` is tried first, for a few hundred tensors at once: its `places` returns the
     storages of the tensors, and the position of each tensor's first element in its storage. If it raises or
     returns None, or if DLPack's description of a tensor is unusable or reaches past its storage, `payload` is
-    called. `records` are entries of the metadata that describe these tensors; `metadata` loses its own.
+    called. `records` are entries of the metadata that describe these tensors; entries with the same keys in
+    `metadata` are dropped.
     """
 
 def download(

@@ -7,9 +7,9 @@
 [4, 3]
 
 ``device`` is what `paddle.Tensor.to` takes: ``"cpu"``, ``"gpu:0"`` and the like, or a place such as
-`paddle.CPUPlace`; None is the CPU. There, tensors are views of the file where it is mapped, copy on write:
-they may be written to, and the file does not change. Paddle has no dtype for ``U16``; for ``U32`` and
-``U64`` it has one, and hardly anything that computes with it.
+`paddle.CPUPlace`; None is the CPU. On the CPU, tensors of a mapped file are
+copy-on-write views: you may write to them, and the file does not change. Paddle has no dtype for ``U16``, and
+few operations for ``U32`` and ``U64``.
 """
 
 from __future__ import annotations

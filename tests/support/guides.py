@@ -36,9 +36,9 @@ def at_step(program: str, number: int, statement: str) -> str:
 def check_resume(
     program: str, killed_at: int, folder: Path, saved: str, look: Callable[[Path], None]
 ) -> None:
-    """Compare the file `saved` of a program with that of one that is killed and run again.
+    """Run a program, and run it again with a kill and a resume. Check that both runs save an equal file.
 
-    `look` is called with the folder of the killed program.
+    `saved` is the name of the file. `look` is called with the folder of the killed program.
     """
     whole, killed = folder / "whole", folder / "killed"
     whole.mkdir()

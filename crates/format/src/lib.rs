@@ -26,8 +26,8 @@
 //! - `SafeTensorError` is an alias of [`FormatError`], with other variants; `TensorNotFound`, `InvalidTensorView` and
 //!   `IoError` are unchanged.
 //! - Names and tensors are in data order; the order does not change from run to run.
-//! - In [`mod@slice`], an empty range selects no bytes; in that crate, combined with another range or with a step, it
-//!   selects all bytes of the tensor. A range that ends before it begins is rejected, where that crate panics. An empty
+//! - In [`mod@slice`], an empty range selects no bytes; in that crate, it selects all bytes of the tensor if
+//!   the index has another range or a step too. A range that ends before it begins is rejected, where that crate panics. An empty
 //!   range may be at the end of a dimension, as in Rust slices.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![no_std]

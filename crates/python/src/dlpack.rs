@@ -149,7 +149,7 @@ pub(crate) const fn dl_dtype(dtype: Dtype) -> DlDataType {
         Dtype::F8_E8M0 => (14, 8, 1),
         Dtype::F6_E2M3 => (15, 6, 1),
         Dtype::F6_E3M2 => (16, 6, 1),
-        // Packed: a unit is a byte with two of them.
+        // Packed: a unit is a byte with two elements.
         Dtype::F4 => (17, 4, 2),
         // A new dtype of ingot-format is exported as raw bytes until it has a line here.
         _ => (1, 8, 1),
@@ -179,7 +179,7 @@ struct Exported<M> {
 /// Tensors over one memory, which is freed with the last of them. So small tensors need no allocation of their own: 20,000
 /// are made in 11.8 ms instead of 12.2, and freed in 3.3 instead of 4.3 (2026-11, torch).
 struct Group<M> {
-    /// Tensors that are not freed, and one more as long as [`Exports`] adds some.
+    /// The number of tensors that are not freed, plus one while [`Exports`] can still add tensors.
     left: AtomicUsize,
     /// Keeps the memory alive.
     buffer: Buffer,
@@ -480,8 +480,9 @@ impl Exchange {
         })
     }
 
-    /// Return the `T` of `tensor`, an object of the framework of these functions. It begins after the first `first` elements of
-    /// `storage`, which has `nbytes` bytes. `None` if the functions fail; the framework then reports a better error for a capsule.
+    /// Return a `T` for `tensor`, an object of the framework that has these functions. The tensor begins after `first` elements
+    /// of `storage`, which has `nbytes` bytes. `None` if the functions fail: the caller then uses a capsule, for which the
+    /// framework reports a better error.
     pub(crate) fn take<T: Take>(
         self,
         tensor: &Bound<'_, PyAny>,
@@ -512,8 +513,9 @@ impl Exchange {
         unsafe { T::take(&shown, storage) }
     }
 
-    /// Return the framework's tensor of [`Exports::export`]; `None` if the function fails; the framework then reports a better
-    /// error for a [`capsule`]. Pass `exports` on to the next tensor over the same memory.
+    /// Return the framework's tensor for the structure of [`Exports::export`]. `None` if the function fails: the caller then
+    /// uses a [`capsule`], for which the framework reports a better error. Pass `exports` on to the next tensor over the same
+    /// memory.
     pub(crate) fn import<'py>(
         self,
         py: Python<'py>,

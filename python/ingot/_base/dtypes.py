@@ -30,7 +30,7 @@ NAMES = {
 }
 CODES = {name: code for code, name in NAMES.items()}
 
-# F4 has two names, which are two things: one element to a byte, and two.
+# F4 has two dtypes in frameworks: with one element in a byte, and with two.
 F4_LOOSE = "float4_e2m1fn"
 F4_PACKED = "float4_e2m1fn_x2"
 
@@ -83,7 +83,7 @@ def word_of(dtype: object) -> str:
     shown = str(dtype)
     module, _, word = shown.rpartition(".")
     if module in _MODULES:
-        # Before `name`, since paddle.uint16 has a name of its own, and its repr is paddle.bfloat16.
+        # The repr is checked before `name`, since the name of paddle.bfloat16 is "uint16".
         return word.lower()
     # For the dtypes of NumPy and TensorFlow, whose str() shows the byte order, or brackets.
     name = getattr(dtype, "name", None)

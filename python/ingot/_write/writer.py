@@ -173,7 +173,7 @@ class Writer:
 
         Notes
         -----
-        A lock says whether a writer is still there. On a file system without locks a file cannot be joined.
+        A lock shows whether the creator still runs. On a file system without locks a file cannot be joined.
 
         Examples
         --------
@@ -224,7 +224,7 @@ class Writer:
 
         Notes
         -----
-        What is refused, or fails, does not count as written.
+        If the call fails, none of the elements count as written.
 
         Examples
         --------

@@ -132,10 +132,10 @@ def save_sharded(
 
     The index is written last. If the save fails or power is lost, the directory holds the whole old
     checkpoint or the whole new one: files are written under temporary names first, and if the old checkpoint
-    has files of the same names, its index is pointed to hard links of them during the save. Only on a file
-    system without hard links neither is complete while files are renamed. The next save removes leftovers of
-    an interrupted one, also in directories beside this one whose names differ in numbers. A save locks the
-    directory: a second one waits for up to a minute.
+    has files of the same names, its index is pointed to hard links of them during the save. On a file system
+    without hard links, neither checkpoint is complete while files are renamed. The next save removes
+    leftovers of an interrupted one, also in directories beside this one whose names differ in numbers. A save
+    locks the directory: a second one waits for up to a minute.
 
     Examples
     --------
@@ -295,8 +295,8 @@ def planned(
 def _split(sizes: Mapping[str, int], homes: Mapping[str, Hashable], limit: int) -> list[list[str]]:
     """Return the names of the tensors of each file.
 
-    Tensors with an equal storage in `homes` go to the same file. At this point only empty tensors, which have
-    none, are equal.
+    Tensors with an equal storage in `homes` go to the same file. Aliases are already removed, so that only
+    empty tensors, which have no storage, are equal here.
     """
     first: dict[Hashable, str] = {}
     followers = []

@@ -19,7 +19,8 @@ pub(super) struct Differences {
     pub(super) different: u64,
     /// The greatest absolute difference: an integer if both are integers, and NaN if only one of two values is NaN.
     pub(super) largest: Number,
-    /// The sum of the squares of the differences. Like all sums below, without equal pairs that are not finite.
+    /// The sum of the squares of the differences. This sum and all sums below ignore pairs of equal infinities
+    /// and of NaN.
     pub(super) squares: f64,
     /// The sum of the squares of the first values.
     pub(super) ours: f64,
@@ -95,7 +96,7 @@ impl Differences {
                 } else {
                     largest[lane]
                 };
-                // A check of each addition would prevent vector code; a step has far fewer values.
+                // `wrapping_add`, since an overflow check would prevent vector code. A step has too few values to overflow.
                 different[lane] = different[lane].wrapping_add(u64::from(delta != 0.0));
                 squares[lane] += delta * delta;
                 our[lane] += one * one;

@@ -207,7 +207,7 @@ pub enum EditError {
     Locked {
         /// The process that locked the file, if the system reports it.
         holder: Option<u32>,
-        /// Seconds that were waited.
+        /// The seconds that the call waited.
         seconds: u64,
     },
     /// No writer fills a file of this name, so there is nothing to join.
@@ -407,12 +407,12 @@ pub(super) fn hint(path: &Path, step: &str, fault: &io::Error) -> Option<&'stati
     }
 }
 
-/// `ERROR_USER_MAPPED_FILE` of Windows, which has no such number elsewhere.
+/// Return whether the error is `ERROR_USER_MAPPED_FILE` of Windows. On other systems the number has another meaning.
 fn is_mapped(fault: &io::Error) -> bool {
     cfg!(windows) && fault.raw_os_error() == Some(1224)
 }
 
-/// `ERROR_SHARING_VIOLATION` and `ERROR_LOCK_VIOLATION` of Windows.
+/// Return whether the error is `ERROR_SHARING_VIOLATION` or `ERROR_LOCK_VIOLATION` of Windows.
 fn is_held(fault: &io::Error) -> bool {
     cfg!(windows) && matches!(fault.raw_os_error(), Some(32 | 33))
 }

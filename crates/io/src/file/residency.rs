@@ -15,12 +15,12 @@ use rustix::fs::{Advice, fadvise};
 /// Bytes of one query. The system examines each page: 1 µs for these, 7 ms for 2 GiB (2026-11).
 const WINDOW_NBYTES: u64 = 64 << 10;
 
-/// The number of the system call, which libc lacks on many machines. MIPS has another number, and no call has this one
-/// there.
+/// The number of the system call, which libc lacks on many machines. On MIPS the call has another number, and
+/// this number is unused.
 const CACHESTAT: libc::c_long = 451;
 
 /// Return whether most of these bytes would come from a disk, judging by a sample at `windows` positions. False if the
-/// system does not report it; it does for files that the process may write to.
+/// system does not report it. Linux reports it only for files that the process may write to.
 pub(super) fn is_cold(file: &File, range: &Range<u64>, windows: u64) -> bool {
     let (mut cached, mut asked) = (0, 0);
     let step = ((range.end.saturating_sub(range.start)) / windows).max(WINDOW_NBYTES);
@@ -108,7 +108,7 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(&file, &vec![7; 4 << 20], 0).unwrap();
         let window = 5..WINDOW_NBYTES;
         for ask in [by_cachestat, by_mincore] {
-            // Neither is known to every system.
+            // Some systems support neither of the two calls.
             assert!(ask(&file, &window).is_none_or(|cached| cached >= WINDOW_NBYTES));
         }
         assert!(!is_cold(&file, &(0..nbytes), 4));

@@ -241,8 +241,8 @@ pub trait ReadAt: Send + Sync + Debug {
     /// Advise the system to drop these bytes from the page cache, since this process does not read them again soon.
     fn forget(&self, _span: Range<u64>) {}
 
-    /// Return the version, for other processes that open the same source; `None` if reading the header takes them no longer
-    /// than receiving it, and if the source has no versions.
+    /// Return the version, for other processes that open the same source. `None` if they can read the header as fast as they
+    /// could receive it, or if the source has no versions.
     fn version(&self) -> Option<String> {
         None
     }
@@ -334,7 +334,7 @@ impl<'s> Stream<'s> {
         Ok(())
     }
 
-    /// Read once. The end of the stream is a failure without an error of the system.
+    /// Read once. At the end of the stream, the error is `None`.
     fn read(&mut self, dest: &mut [u8]) -> Result<usize, Option<io::Error>> {
         match self.bytes.read(dest) {
             Ok(0) => Err(None),

@@ -119,7 +119,7 @@ impl Head {
             };
             connection.take(nbytes);
             match head.status {
-                // No request asks for another protocol, which the bytes after 101 would be in.
+                // After a status of 101 the bytes belong to another protocol, which no request asks for.
                 ..100 | 101 => return Err(Fault::malformed("its status is not one of HTTP/1.1")),
                 // Such a response has no body (RFC 9110, 8.6). Another reader would take the next one for its body.
                 100..200 if head.announces_body() => {
@@ -213,7 +213,7 @@ impl Head {
             Some(_) if is_coded => Err(Fault::malformed(
                 "it has both Transfer-Encoding and Content-Length",
             )),
-            // A proxy of HTTP/1.0 may have passed it on, and would have found another end.
+            // A proxy of HTTP/1.0 does not know this header, and may have found another end of the body.
             None if is_coded && self.is_old => Err(Fault::malformed("it has Transfer-Encoding in HTTP/1.0")),
             None if is_coded => match &self.list("transfer-encoding")?[..] {
                 [coding] if coding.eq_ignore_ascii_case("chunked") => Ok(Framing::Chunked(0, true)),

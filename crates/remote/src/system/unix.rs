@@ -19,7 +19,7 @@ use rustix::{
 use crate::fault::Result;
 use crate::http::pace::{Deadline, TICK};
 
-/// The variable with the folder that contains gcloud's, unless that is the home directory.
+/// The variable with the parent of gcloud's folder. `None`: on Unix gcloud's folder is in the home directory.
 pub(crate) const GCLOUD_VARIABLE: Option<&str> = None;
 
 /// Return the path of a `file:` URL.

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from ingot.numpy import Array
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-# For each version of the first block: the position of the width of positions, and of the file's end.
+# For each version of the superblock, two positions in it: of the size of addresses, and of the end-of-file
+# address.
 _END_OF_FILE = {0: (13, 40), 1: (13, 44), 2: (9, 28), 3: (9, 28)}
 _SUPERBLOCK_NBYTES, _END_NBYTES = 64, 8
 # The library's own filters, and h5py's lzf. Any other is a plugin, which is code.

@@ -209,8 +209,8 @@ impl Incoming {
         }
     }
 
-    /// Fetch a part unless it is complete, and return its size. For a shard that was renamed, the last part to be hashed
-    /// fails if the shard has another seal.
+    /// Fetch a part unless it is complete, and return its size. For a shard that an earlier call renamed, parts are
+    /// only hashed: after the last one, the call fails if the shard has another seal.
     fn part(&self, number: usize, stop: StopFlag<'_>) -> Result<usize, Error> {
         let part = self.table.part(number);
         match &self.landing {
