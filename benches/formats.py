@@ -1,17 +1,18 @@
-"""What twelve formats of tensors promise and take, measured instead of claimed.
+"""Properties and costs of twelve formats of tensors, all measured.
 
 `python benches/formats.py --frameworks .venv-frameworks/bin/python` writes record/formats.md. Each figure
 comes from a fresh process that has imported its library before. The same float32 tensors go through each
 format by the call that its users make.
 
-- **payload runs**: what leaves a mark on the disk is planted, and the file is loaded by its usual call: a
-  pickle where the format takes objects, operations of a graph where it takes those, else a pickle as the
-  bytes of a tensor. What the call did is in brackets; **yes** is where the mark was found.
-- **allocated**: memory of its own (RssAnon) that the process has more after loading all, over the bytes of
-  the model.
-- **one tensor**: bytes that the disk was asked for to get one tensor, over the bytes of that one. The file is
-  not in the page cache before, and the system reads ahead.
-- **bf16, fp8**: whether an array of that dtype comes back as itself from that library, used with NumPy.
+- **payload runs**: the file contains a payload that would leave a mark on the disk, and its usual call loads
+  it. The payload is a pickle if the format stores objects, operations if it stores graphs, and otherwise a
+  pickle as the bytes of a tensor. **yes** means that the mark was found; brackets have the result of the
+  call.
+- **allocated**: the growth of the process's private memory (RssAnon) by loading everything, divided by the
+  bytes of the model.
+- **one tensor**: the bytes read from the disk to load one tensor, divided by the bytes of that tensor. The
+  file is not in the page cache before, and the system reads ahead.
+- **bf16, fp8**: whether the library, used with NumPy, loads an array of that dtype unchanged.
 - **save, load, load and read**: medians, from and to the page cache; the last one reads a byte of every page
   too. Nothing is flushed to the disk.
 - **size limit** and **layout** are from the specifications.
@@ -40,7 +41,7 @@ import pages
 
 RECORD = Path(__file__).parent / "record" / "formats.md"
 TENSORS = 32
-# What the libraries print of themselves is left out, and nothing is flushed.
+# The output of the libraries is discarded, and nothing is flushed.
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "INGOT_DURABLE": "0"}
 PAGE = 4096
 Arrays = dict[str, Any]
@@ -64,12 +65,12 @@ class Format(NamedTuple):
 
 
 def all_of_it(load: Callable[[str], Arrays]) -> Callable[[str, str], Any]:
-    """For formats that can only be read as a whole."""
+    """Return a function that loads one tensor, for a format that can only be read as a whole."""
     return lambda path, name: load(path)[name]
 
 
 class Payload:
-    """Pickles as a call that makes a folder."""
+    """An object that is pickled as a call that makes a folder."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -455,7 +456,7 @@ FORMATS = {
 
 
 def bytes_read() -> int:
-    """What this process made the disk read, by calls and by faults on pages of mapped files."""
+    """Return the bytes that this process has read from the disk, by calls and by page faults."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("read_bytes")).split()[1])
 

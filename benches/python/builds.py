@@ -1,4 +1,4 @@
-"""Compares two builds of ingot, row by row of `main.py`: has any row become slower?
+"""Compares two builds of ingot in each row of `main.py`, to find rows that became slower.
 
 Each build runs in processes of its own. The two take turns within a row, so that both meet the same machine.
 Each row has several pairs of processes: the addresses of one process alone change a row of microseconds by
@@ -29,7 +29,7 @@ class Build:
 
     def __init__(self, name: str, package: Path, directory: Path, scale: float) -> None:
         self.name = name
-        # Rows that start programs of their own hand the path down to them.
+        # Programs that a row starts inherit the path.
         path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--worker", directory, str(scale), package],
@@ -173,7 +173,7 @@ def main() -> None:
         def start(name: str) -> Build:
             return Build(name, packages[name], directory, given.scale)
 
-        # Makes the files: a process that has made some has another heap than one that has not.
+        # Makes the files in another process, since a process that has made files has another heap.
         first = start("old")
         for what in rows:
             first.begin(what, 1)

@@ -1,6 +1,6 @@
-"""Checkpoints of many files, mostly holes (tests/support/sparse_models.py).
+"""Checkpoints of many sparse files (tests/support/sparse_models.py).
 
-As a program: one of them, for memory.
+As a program: one measurement of memory.
 """
 
 import json
@@ -31,7 +31,7 @@ def names_of_experts(full: int, *, by_name: bool):
 
 
 def proven_names_of_experts(full: int):
-    """The same, with every shard opened and held against the index."""
+    """The same, with every shard opened and compared with the index."""
 
     def measure(place, rounds: int):
         import same
@@ -77,7 +77,7 @@ def index_memory(full: int):
 
 
 def loaded_shards(full: int):
-    """Load a checkpoint of 8 shards into memory of its own, the first load of a fresh process.
+    """Load a checkpoint of 8 shards into private memory, as the first load of a new process.
 
     The peer loads one shard after the other.
     """
@@ -104,7 +104,7 @@ def _load_by_shard(directory: str):
 
     tensors = {}
     for path in sorted(Path(directory).glob("*.safetensors")):
-        # A copy, because ours is one too: the peer's own load is a view of a mapping.
+        # Copied, since ingot's result is a copy too: the peer's load returns views of a mapping.
         tensors |= {name: own.clone() for name, own in safetensors.torch.load_file(path).items()}
     return tensors
 

@@ -56,12 +56,12 @@ def filled(path: Path, nbytes: int, dtype: str = "F32", seed: int = 0) -> Path:
 
 
 def printed(*arguments: object) -> str:
-    """What the command prints, which must end well."""
+    """Run the command, check that it succeeds, and return its output."""
     return fresh.printed(sys.executable, "-m", "ingot", *arguments)
 
 
 def naive(path: Path) -> dict[str, list[float]]:
-    """What `stats` says, in the obvious way: one function of NumPy after the other over each tensor."""
+    """Return the results of `stats`, computed with NumPy's functions one after the other."""
     found = {}
     with ingot.safe_open(path, "np") as file:
         for name, array in file.items():
@@ -82,7 +82,7 @@ def naive(path: Path) -> dict[str, list[float]]:
 
 
 def greatest(one: Path, two: Path) -> dict[str, float]:
-    """The greatest absolute difference of each tensor, in the obvious way."""
+    """Return the greatest absolute difference of each tensor, computed with NumPy."""
     with ingot.safe_open(one, "np") as ours, ingot.safe_open(two, "np") as theirs:
         return {name: float(np.abs(array - theirs[name]).max()) for name, array in ours.items()}
 
@@ -149,7 +149,7 @@ def difference(folder: Path, nbytes: int, rounds: int, dtype: str) -> None:
 
 
 def differing(*arguments: object) -> str:
-    """What `diff --values` prints of files that differ."""
+    """Return the output of `diff --values` for files that differ."""
     line = [sys.executable, "-m", "ingot", "diff", "--values", *map(str, arguments)]
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1, "the files are equal, or cannot be compared"

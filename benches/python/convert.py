@@ -1,9 +1,8 @@
 """Converting a PyTorch checkpoint: ingot.convert against torch.load and safetensors' save_file.
 
 `python benches/python/convert.py` prints the table. Each conversion is a fresh process; they take turns, and
-the files are compared byte by byte before a figure is printed. Neither flushes to the disk. What ingot does
-by default, comparing every tensor after the write, its peer has no word for. It is held to the peer's time
-all the same.
+the files are compared byte by byte before a figure is printed. Neither flushes to the disk. ingot compares
+every tensor after the write by default. The peer cannot do that, and ingot's time includes it.
 """
 
 import statistics
@@ -14,11 +13,11 @@ import torch
 
 import fresh
 import ingot
-import ingot._convert.sources.torch  # Imported by the first conversion otherwise, and timed.
+import ingot._convert.sources.torch  # Imported here, so that the first conversion does not time the import.
 import options
 from turns import in_turn
 
-# Owed: as fast as the peer, and so many bytes beyond one tensor.
+# Required: the speed of the peer, and at most this memory beyond one tensor.
 OWED_RATIO, OWED_NBYTES = 1.0, 300 << 20
 TENSORS = 32
 SIDES = ("ingot", "ingot, verified", "torch + safetensors")

@@ -12,7 +12,7 @@ Action = Callable[[], object]
 
 @dataclass
 class Samples:
-    """What was measured, in the order of the rounds. `theirs` is empty where there is no peer."""
+    """The measurements in the order of the rounds. `theirs` is empty without a peer."""
 
     ours: list[float] = field(default_factory=list)
     theirs: list[float] = field(default_factory=list)
@@ -21,7 +21,7 @@ class Samples:
 
 @dataclass
 class Duel:
-    """Ours and the peer's action, with the proof that they do the same."""
+    """Our action and the peer's, with a check that both have the same result."""
 
     ours: Action
     theirs: Action

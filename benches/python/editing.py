@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def updated(*, room: bool, durable: bool):
-    """One more key in the metadata of 2 GiB; the peer can only load and save."""
+    """Add a key to the metadata of a file of 2 GiB. The peer must load and save the file."""
 
     def measure(place, rounds: int):
         import safetensors.torch
@@ -29,7 +29,7 @@ def updated(*, room: bool, durable: bool):
         theirs_at = place.directory / "edited-by-peer.safetensors"
         # Two processes may edit one file in turn (builds.py), and no edit may find its own value there.
         steps = (f"{os.getpid()}.{number}" for number in itertools.count())
-        # Once before, so that there is room or none.
+        # One edit before the clock starts, which uses the reserved space or adds some.
         ingot.update_metadata(path, set={"step": "-"}, atomic=True, durable=True)
         expected = "in-place" if room else "rewritten"
 
@@ -44,7 +44,8 @@ def updated(*, room: bool, durable: bool):
         def reset() -> None:
             theirs_at.unlink(missing_ok=True)
             if not room:
-                # Both sides fill the page cache, and a host takes its time to find memory for that.
+                # Both sides fill the page cache, and the host of a virtual machine may be slow to provide
+                # that memory.
                 pages.touch(2 * path.stat().st_size)
 
         try:

@@ -1,4 +1,4 @@
-"""A look-alike of the Hub that is far away: every answer takes a while, and large files are another host's.
+"""An imitation of a distant Hub: every answer is delayed, and another host has the large files.
 
 It serves one sharded model without tensors: headers like a large model's, and zeros for the data. It
 runs in a separate process, in one thread that never blocks, so that its own time does not matter.

@@ -1,4 +1,4 @@
-"""Filling tensors that exist, against making new ones of the same file. Run: `python filling.py [rounds]`.
+"""Filling existing tensors, compared with loading new ones. Run: `python filling.py [rounds]`.
 
 Prints the times of `load_into` and of `load_file(out=)` as multiples of the time of
 `load_file(backend="pread")`, for 20,000 tensors of 64 bfloat16 each. All alternate in one process. Other

@@ -18,7 +18,7 @@ def run(program: Path, *arguments: object, python: str = sys.executable, **envir
 
 
 def printed(*command: object, **environment: str) -> str:
-    """What a command prints, which must end well."""
+    """Run a command, check that it succeeds, and return its output."""
     line = [str(word) for word in command]
     # Installers compile the packages they install. Sources in a checkout are compiled by the first run,
     # unless this variable forbids it, and every run would time the compiler.
@@ -35,7 +35,7 @@ def one(program: Path, *arguments: object, python: str = sys.executable, **envir
 
 
 def start(one: Callable[..., dict], main: Callable[[], None]) -> None:
-    """Be one measurement, if that is what this process was started for, or else the whole bench."""
+    """Run one measurement if this process was started for it, and the whole bench otherwise."""
     if sys.argv[1:2] == ["--one"]:
         print(json.dumps(one(*sys.argv[2:])))
     else:
@@ -49,7 +49,7 @@ def measured(
 
     The clock stops before `end`; the memory that it takes counts.
     """
-    # Starts the peak anew (proc_pid_clear_refs(5)).
+    # Resets the peak (proc_pid_clear_refs(5)).
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     begun = time.perf_counter()
@@ -62,7 +62,7 @@ def measured(
 def resident(field: str) -> int:
     """Return the memory of this process: ``VmRSS`` now, ``VmHWM`` its peak, ``RssAnon`` without files.
 
-    `ru_maxrss` would not do: a new process inherits its parent's.
+    Not `ru_maxrss`: a new process inherits its parent's value.
     """
     with open("/proc/self/status") as status:
         (line,) = (line for line in status if line.startswith(field + ":"))

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Goal:
-    """The figure owed, and the one aimed at."""
+    """The required figure and the desired one."""
 
     owed: float
     aim: float

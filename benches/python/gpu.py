@@ -2,8 +2,8 @@
 
 Bytes are compared before anything is timed. The peers are safetensors (from 0.9 on by `prefetch` with a plan
 of all tensors), and fastsafetensors, InstantTensor and runai-model-streamer where they are installed, each
-with its makers' settings for a file in the page cache; pinned copies are what torch makes of the same bytes
-when they lie in pinned memory already, which no loader can pass. Files are warm and synced.
+with its makers' settings for a file in the page cache; "pinned copies" are torch's copies of the same bytes
+from pinned memory, the upper limit for every loader. Files are in the page cache, and synced.
 `benches/gpu/fair.py` runs each loader in a process of its own.
 `--device cpu --mib 64` tries the program where there is no GPU; `--loads` makes the row of whole loads
 only, for another release of safetensors.
@@ -182,7 +182,7 @@ def peers(path: Path, device: torch.device) -> dict[str, Callable[[], Loaded]]:
 
 
 def whole(bench: Bench, mib: int) -> None:
-    """A whole file against pinned copies, and against the best peer."""
+    """Compare the load of a whole file with pinned copies and with the fastest peer."""
     path, tensors = file_of(bench, "whole.safetensors", max(1, mib // 64), 64 << 20)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     others = peers(path, bench.device)
@@ -245,7 +245,7 @@ def first(bench: Bench, mib: int) -> None:
 
 
 def small(bench: Bench, count: int) -> None:
-    """What a tensor costs beside its bytes."""
+    """Measure the overhead for each tensor."""
     path, tensors = file_of(bench, "small.safetensors", count, 40 << 10)
     together, one = file_of(bench, "together.safetensors", 1, count * (40 << 10))
     assert_same(bench.load(path), tensors, bench.device)
@@ -256,7 +256,7 @@ def small(bench: Bench, count: int) -> None:
 
 
 def saves(bench: Bench, mib: int) -> None:
-    """A save from the device over one from the host, and how long one in the background blocks."""
+    """Compare saves from the device and from the host, and measure how long a background save blocks."""
     _, tensors = file_of(bench, "host.safetensors", max(1, mib // 64), 64 << 20)
     moved = {name: tensor.to(bench.device) for name, tensor in tensors.items()}
     nbytes = sum(tensor.nbytes for tensor in tensors.values())

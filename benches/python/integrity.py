@@ -30,7 +30,7 @@ def arguments() -> argparse.Namespace:
 
 
 def read_in_pieces(path: Path) -> int:
-    """Read a file and throw it away: the fastest that one thread of Python does."""
+    """Read a file and discard the bytes, in the fastest way for one thread of Python."""
     # At the start of a page, as the file's bytes are: not all kernels copy as fast to other places.
     buffer = mmap(-1, 1 << 20)
     total = 0
@@ -55,7 +55,7 @@ def vouched(ours: object, _theirs: object) -> None:
 
 @dataclass(frozen=True)
 class Row:
-    """What is timed, beside what, and how fast it should be beside it."""
+    """A timed action, the action that it is compared with, and the required ratio."""
 
     what: str
     beside: str

@@ -9,7 +9,7 @@ import raw
 
 Load = Callable[[str], object]
 
-# What tensors lie in, where they do not keep it alive themselves.
+# Memory of tensors that do not keep it alive themselves.
 _kept: list[object] = []
 
 
@@ -20,7 +20,7 @@ def ingot_pread(path: str) -> object:
 
 
 def ingot_verified(path: str) -> object:
-    """Of a file that keeps digests: each tensor held against its own."""
+    """Load a file with digests, and compare each tensor with its digest."""
     import ingot.torch
 
     return ingot.torch.load_file(path, backend="pread", verify=True)
@@ -68,7 +68,7 @@ def bintensors_clone(path: str) -> object:
 
 
 def numpy_load(path: str) -> object:
-    """Of the integers that the floats are made of: NumPy stores no others of 16 bits but its own."""
+    """Load the bits of the floats as integers, since NumPy has no bfloat16."""
     import numpy
     import torch
 
@@ -113,7 +113,7 @@ SIDES: dict[str, tuple[str, Load]] = {
     "raw: 8 threads, O_DIRECT": ("ctypes", raw.raw_direct_eight),
 }
 
-# How the file is called of a side that cannot read safetensors.
+# The file of each side that cannot read safetensors.
 SUFFIXES = {
     "torch.load(mmap=True) and clone": ".pt",
     "torch.load": ".pt",
@@ -128,7 +128,7 @@ def file(side: str, path: str) -> str:
 
 
 def prepared(side: str) -> Load:
-    """What a side does, with its imports done."""
+    """Return the load of a side, after its imports."""
     module, load = SIDES[side]
     importlib.import_module("torch")
     importlib.import_module(module)
@@ -136,7 +136,7 @@ def prepared(side: str) -> Load:
 
 
 def is_here(side: str) -> bool:
-    """Whether what a side imports is installed."""
+    """Return whether the packages of a side are installed."""
     try:
         return importlib.util.find_spec(SIDES[side][0].partition(".")[0]) is not None
     except ValueError:

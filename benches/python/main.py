@@ -57,7 +57,7 @@ def main() -> None:
                 f"{row['rounds']} rounds\n    {scenario.result}",
                 flush=True,
             )
-    # A part of the table, or one that was shrunk, is no record unless asked for.
+    # A partial or scaled table is recorded only if the caller requests it.
     whole = given.scale == 1 and given.only is None and given.rounds is None
     if given.record or whole:
         print(f"\nrecorded in {table.write(found, given.record or RECORDS)}")

@@ -1,7 +1,7 @@
 """Loading a whole file from fsspec's memory and from obstore's, against copying the bytes by hand.
 
-By hand is what a program without this does: it gets the whole object from the store and copies it once, since
-tensors shall have memory of their own. Both are in one process, in turn.
+"By hand" is a program without ingot: it gets the whole object from the store and copies it once, so that the
+tensors have private memory. Both alternate in one process.
 """
 
 import gc

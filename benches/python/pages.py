@@ -13,7 +13,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def private(nbytes: int, kind: int = mmap.MADV_HUGEPAGE) -> tuple[memoryview, int]:
-    """Memory that nothing was written to, on the border of a huge page, and its address."""
+    """Return untouched memory that begins at a huge page, and its address."""
     view = memoryview(mmap.mmap(-1, nbytes + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     address = ctypes.addressof(ctypes.c_char.from_buffer(view))
     skip = -address % HUGE
@@ -33,7 +33,7 @@ def _advise(address: int, nbytes: int, advice: int) -> None:
 
 
 def touch(nbytes: int, kinds: Iterable[int] = (mmap.MADV_NOHUGEPAGE, mmap.MADV_HUGEPAGE)) -> None:
-    """Has the host find memory, and frees it.
+    """Touch memory and free it, so that the host of a virtual machine provides it.
 
     In small pages and then in huge ones: the system keeps freed pages of both kinds separate, and each side
     should find the kind that it uses. On every core, since a host takes a while for each page.
@@ -49,14 +49,14 @@ def touch(nbytes: int, kinds: Iterable[int] = (mmap.MADV_NOHUGEPAGE, mmap.MADV_H
 
 
 def flush(path: str | Path) -> None:
-    """Bring a file, or the entries of a directory, to the disk."""
+    """Flush a file, or the entries of a directory, to the disk."""
     file = os.open(path, os.O_RDONLY)
     os.fsync(file)
     os.close(file)
 
 
 def drop(path: str | Path) -> None:
-    """Take a file out of the page cache."""
+    """Drop a file from the page cache."""
     flush(path)
     file = os.open(path, os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -64,7 +64,7 @@ def drop(path: str | Path) -> None:
 
 
 def warm(path: str | Path, nbytes: int) -> None:
-    """Have the host find memory, as `touch` does, and all of a file in the page cache.
+    """Touch memory as `touch` does, and bring all of a file into the page cache.
 
     A host may take back unused memory and unread files within seconds.
     """
@@ -80,7 +80,7 @@ def warm(path: str | Path, nbytes: int) -> None:
 
 
 def cached(path: str | Path) -> float:
-    """The part of a file that is in the page cache."""
+    """Return the fraction of a file that is in the page cache."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapping:
         count = -(-len(mapping) // mmap.PAGESIZE)
         found = (ctypes.c_ubyte * count)()

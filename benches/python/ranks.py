@@ -56,7 +56,7 @@ def model() -> Tensors:
 
 
 def placed(tensors: Tensors, only: str = "") -> Tensors:
-    """What each rank has of them."""
+    """Return the part of each tensor on this rank."""
     mesh = init_device_mesh("cpu", (SIZE,))
     kinds = {"rows": [Shard(0)], "columns": [Shard(1)], "norm": [Replicate()]}
     return {
@@ -71,7 +71,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def touched(tensors: Tensors) -> Tensors:
-    """Destinations like these, of zeros, in memory that is there."""
+    """Return zero tensors like these, whose memory is touched already."""
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     for tensor in found.values():
         local(tensor).zero_()
@@ -100,7 +100,7 @@ def timed(work: Callable[[], Any]) -> list[float]:
 
 
 def drop_caches(folder: Path) -> None:
-    """Have the next reads come from the disk."""
+    """Drop the files from the page cache, so that the next reads come from the disk."""
     dist.barrier()
     if dist.get_rank() == 0:
         for path in folder.iterdir():
@@ -129,7 +129,7 @@ class Counting:
 
 
 class Nothing(ingot.dcp.Reader):
-    """A reader that says what there is and reads none of it: what `dcp.load` takes by itself."""
+    """A reader that returns metadata and reads no data, to measure the time of `dcp.load` itself."""
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         done: Future[None] = Future()
@@ -138,7 +138,7 @@ class Nothing(ingot.dcp.Reader):
 
 
 def loads(folder: Path, expected: Tensors, rounds: int, cold: bool) -> dict[str, Any]:
-    """By load_into, and by torch.distributed.checkpoint with our reader, with torch's, and with none."""
+    """Load by load_into, and by torch.distributed.checkpoint with our reader, torch's, and `Nothing`."""
 
     def load(side: str) -> list[float]:
         target = touched(expected)
@@ -197,7 +197,7 @@ def columns(folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def asked_for(path: Path, expected: Tensors, how: str, nodes: list[int]) -> float:
-    """Bytes from storage of all ranks together."""
+    """Return the bytes that all ranks together read from storage."""
     store = Counting(path)
     _load_by_ranks.this_node = lambda: f"node {nodes[dist.get_rank()]}"
     try:
@@ -214,7 +214,7 @@ def asked_for(path: Path, expected: Tensors, how: str, nodes: list[int]) -> floa
 
 
 def written() -> int:
-    """Bytes that this process has had written to storage."""
+    """Return the bytes that this process has written to storage."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("write_bytes:")).split()[1])
 

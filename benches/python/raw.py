@@ -1,4 +1,4 @@
-"""What the machine can do: plain threads and calls of the system, and nothing made of the bytes."""
+"""The limits of the machine: plain threads and system calls that read bytes and make no tensors."""
 
 import ctypes
 import mmap
@@ -30,12 +30,12 @@ def raw_sequential(path: str) -> object:
 
 
 def raw_direct_four(path: str) -> object:
-    """Four threads past the page cache, each into huge pages that it reuses."""
+    """Read directly, without the page cache, with four threads, each into huge pages that it reuses."""
     return _read(path, 4, os.O_DIRECT, False)
 
 
 def raw_direct_eight(path: str) -> object:
-    """Eight threads past the page cache, each into huge pages that it reuses."""
+    """Read directly, without the page cache, with eight threads, each into huge pages that it reuses."""
     return _read(path, 8, os.O_DIRECT, False)
 
 
@@ -61,7 +61,7 @@ def _read(path: str, threads: int, flags: int, keep: bool) -> object:
 def saved(tensors: dict, path: str) -> None:
     """Two threads that write the same bytes by position into a preallocated file.
 
-    What comes before them, a header, is left to be nothing.
+    The header is left empty.
     """
     pieces, nbytes = _pieces(tensors)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -78,7 +78,7 @@ def saved(tensors: dict, path: str) -> None:
 
 
 def _pieces(tensors: dict) -> tuple[list[tuple[int, memoryview]], int]:
-    """Where each part of the data goes, and the part; and how long the file is."""
+    """Return each part of the data with its position, and the size of the file."""
     pieces, at = [], 0
     for tensor in tensors.values():
         nbytes = tensor.nbytes

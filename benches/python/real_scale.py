@@ -1,8 +1,8 @@
 """Checkpoints as large as real ones: time, bytes read and memory of the usual first operations.
 
-Their headers are true and their data is a hole (tests/support/sparse_models.py), so they fit on any disk.
-What writes data is done to GPT-2 alone, which has half a gigabyte. Every figure is of a fresh process. As a
-program: the table.
+Their headers are real and their data is sparse (tests/support/sparse_models.py), so they fit on any disk.
+Operations that write data run on GPT-2 only, which has half a gigabyte. Every figure is of a fresh process.
+As a program: the table.
 """
 
 import shutil
@@ -124,7 +124,7 @@ def one(action: str, model: str) -> dict:
 
 
 def _bytes_read() -> int:
-    """Bytes that this process was given by `read` and its like; mappings do not count, and none is used."""
+    """Return the bytes that this process has read by system calls. Nothing is mapped."""
     counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     return int(counts["rchar"])
 

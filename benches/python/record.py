@@ -14,7 +14,7 @@ PACKAGES = ("safetensors", "bintensors", "torch", "numpy", "ml_dtypes")
 
 
 def conditions(directory: Path, scale: float) -> dict:
-    """Everything that the figures depend on and the code does not say."""
+    """Return the conditions of the figures: machine, date, versions and storage."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "scale": scale,

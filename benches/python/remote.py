@@ -3,9 +3,8 @@
 nginx serves the file, also as S3 does: it does not check signatures, which are made all the same. Each load
 is a fresh process, timed after its imports; the sides take turns. A peer that is missing is left out.
 
-Then what an eighth of one tensor takes of the wire, the bodies that nginx has sent for it; and how many
-requests 2,000 tensors of 1 KiB take with each option, against all of them as they are, and ten rows of one
-tensor of a model of many files.
+Then the bytes that nginx sends for an eighth of a tensor, and numbers of requests: for 2,000 tensors of 1 KiB
+with each option, compared with a load of all of them, and for ten rows of one tensor of a sharded model.
 """
 
 import hashlib
@@ -101,10 +100,10 @@ SIDES: dict[str, tuple[Callable[[int, str], object], tuple[str, ...]]] = {
     "runai-model-streamer, S3": (runai_s3, ("runai_model_streamer", "runai_model_streamer_s3")),
 }
 
-#: What one of eight ranks takes of a matrix of 4096 rows and 8192 columns.
+#: The part of a matrix of 4096 rows and 8192 columns that one of eight ranks reads.
 EIGHTHS = {"rows": (slice(512, 1024),), "columns": (slice(None), slice(1024, 2048))}
 
-#: Which side each is measured against, and what the ratio must be.
+#: For each side, the side that it is compared with, and the required ratio.
 OWED = {
     "curl, 16 at once, no tensors": ("ingot, HTTP", 0.8),
     "fsspec + safetensors, HTTP": ("ingot, HTTP", 3.0),
@@ -135,7 +134,7 @@ def on_the_wire(port: int, folder: Path, index: tuple[slice, ...]) -> tuple[int,
 
 
 def requests(port: int, folder: Path) -> dict[str, int]:
-    """How often the server is asked for 2,000 tensors of 1 KiB, whole and with each option."""
+    """Return the number of requests for 2,000 tensors of 1 KiB, whole and with each option."""
     import numpy
 
     import ingot.numpy
@@ -163,7 +162,7 @@ def requests(port: int, folder: Path) -> dict[str, int]:
 
 
 def ten_rows(port: int, folder: Path) -> int:
-    """How often the server is asked for ten rows of one tensor of a model of eight files."""
+    """Return the number of requests for ten rows of one tensor of a model with eight files."""
     import numpy
 
     import ingot.numpy

@@ -1,4 +1,4 @@
-"""Proofs that two results are equal. They stop the bench, which would otherwise time two different things."""
+"""Checks that two results are equal. A difference stops the bench."""
 
 import hashlib
 from collections.abc import Mapping

@@ -42,7 +42,7 @@ def line(row: str, side: str, figure: dict, goal: Goal | None, mib: float | None
 
 
 def memory(row: str, mib: float, goal: Goal) -> str:
-    """What ours takes beside the tensors themselves."""
+    """Return a line with ingot's memory beyond the tensors."""
     return (
         f"{row:8} ingot takes {mib:.0f} MiB beside its tensors: owed {goal.owed:g} MiB, aim {goal.aim:g} MiB"
     )

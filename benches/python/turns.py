@@ -1,4 +1,4 @@
-"""Sides that take turns, so that none gains from its place or from a machine that was quicker for a while."""
+"""Sides that alternate, so that no side gains from its position or from a change of the machine's speed."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar

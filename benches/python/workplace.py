@@ -1,4 +1,4 @@
-"""Where the benches keep their files, and the files they share."""
+"""The directory of the benches, and the files that they share."""
 
 import importlib.metadata
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-// How long a header takes in JavaScript, against JSON.parse with the few checks that a careful program makes by hand.
+// The time to read a header in JavaScript, compared with JSON.parse and the checks that a careful program adds.
 //
 // Usage: node benches/web/headers.mjs [TENSORS] [ROUNDS]. Both sides take turns in one process, and must agree first.
 

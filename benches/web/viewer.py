@@ -1,4 +1,4 @@
-"""What the viewer owes: times, memory and size of the page, in a real browser on this machine.
+"""Times, memory and page size of the viewer in a real browser on this machine, with the required values.
 
     .venv/bin/python benches/web/viewer.py --json benches/record/viewer.json
 
