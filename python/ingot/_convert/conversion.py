@@ -357,7 +357,7 @@ def _converted(options: Mapping[str, Any], *, dry_run: bool = False) -> Conversi
     if not dry_run:
         sweep(to.path)
     if isinstance(source, str) and is_url(source):
-        # Before hours are spent on a download.
+        # Check the options before a download that may take hours.
         to.check(how.existing)
         with fetched(source, to.path, how.progress, given["storage_options"]) as near:
             return converted(near, shown_url(source))

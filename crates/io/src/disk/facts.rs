@@ -10,7 +10,7 @@ pub(crate) struct Facts {
     /// The device and the number of the file on it.
     pub(crate) identity: (u64, u64),
     pub(crate) nbytes: u64,
-    /// When it was written to, in the system's own two numbers: they are compared only.
+    /// The time of the last write, as the system's two numbers, which are only compared.
     pub(crate) modified: (i64, i64),
     /// How many names it has.
     pub(crate) names: u64,

@@ -9,7 +9,7 @@ use ingot_format::{Row, StopFlag, saturating_usize, to_u64, to_usize};
 use crate::error::Failure;
 use crate::file::{ReadAt, Stream, read_exactly};
 
-/// The page of the machines on which the distance of addresses was seen to matter.
+/// The page size of the machines on which the distance between addresses affected the speed of copies.
 pub(crate) const PAGE_NBYTES: usize = 4096;
 
 /// The number of destinations that one system call fills, and of long runs that are processed together.

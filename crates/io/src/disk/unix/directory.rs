@@ -73,7 +73,7 @@ impl Directory {
         Ok(self.open_file(name, flags | OFlags::NOFOLLOW, mode)?)
     }
 
-    /// Open the file `name` in it. One that `flags` ask to make gets `mode`, cut by the umask.
+    /// Open the file `name` in it. If `flags` create the file, it gets `mode`, reduced by the umask.
     pub(super) fn open_file(&self, name: &OsStr, flags: OFlags, mode: Mode) -> rustix::io::Result<File> {
         let flags = flags | OFlags::CLOEXEC;
         retry_on_intr(|| fs::openat(&self.fd, name, flags, mode)).map(File::from)
@@ -85,8 +85,8 @@ impl Directory {
         // The reason for a failure does not matter: creating a named file works, or reports it.
         let made = self.open_file(".".as_ref(), OFlags::TMPFILE | OFlags::RDWR, mode(birth));
         let file = made.ok()?;
-        // Before Linux 6.1, the umask is forgotten where a file system has no ACLs. A mode that nothing was cut from is
-        // rare enough to always get it from a named file.
+        // Before Linux 6.1, unnamed files ignore the umask on a file system without ACLs. If the umask seems to have removed
+        // nothing, which is rare, a named file is made instead.
         let cut = fs::fstat(&file).ok()?.st_mode & 0o777;
         (cut != 0o666).then_some(file)
     }

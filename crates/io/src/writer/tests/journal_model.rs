@@ -20,7 +20,7 @@ const TOTAL: usize = 48;
 /// The number of parties, each with its own open journal, like separate processes.
 const PARTIES: usize = 3;
 
-/// A step of one party. The first number is the party, and another one a claim of all that were made.
+/// A step of one party. The first number selects the party, and a second one selects one of all claims so far.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Claim ranges. Each has a first byte and a length, which is one more than the number here.
@@ -46,7 +46,7 @@ pub enum Step {
 /// The state that all records in the journal describe.
 #[derive(Clone, Debug, Default)]
 struct Expected {
-    /// Which claim has each byte.
+    /// The claim that has each byte.
     owners: Vec<Option<u64>>,
     /// The claims that are not completed.
     open: BTreeSet<u64>,
