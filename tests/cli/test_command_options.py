@@ -56,6 +56,7 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
 EVERYWHERE = {
     "json": "the form of the output",
     "quiet": "the form of the output",
+    "csv": "the form of the output",
     "dry_run": "functions are called with the arguments that the user has already seen",
     "replace_read_only": "a key of write_options",
 }

@@ -100,7 +100,8 @@ def tensor_names(context: click.Context, parameter: click.Parameter, incomplete:
     """Complete names of tensors of PATH, in natural order. A URL is not opened for it."""
     from click.shell_completion import CompletionItem
 
-    path = context.params.get("path")
+    given = context.params.get("paths") or (context.params.get("path"),)
+    path = given[0]
     if not isinstance(path, str) or is_url(path):
         return []
     with suppress(SafetensorError, OSError):

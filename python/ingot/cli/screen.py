@@ -93,6 +93,17 @@ def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
             yield from ("\t".join(map(shown, row)) for row in block)
 
 
+def comma_separated(rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the rows as lines of CSV (RFC 4180). Control characters are escaped."""
+    import csv
+    import io
+
+    for row in rows:
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(map(shown, row))
+        yield line.getvalue()
+
+
 def aligned(
     columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
 ) -> Iterator[str]:
@@ -100,8 +111,8 @@ def aligned(
     cells = [[shown(cell) for cell in row] for row in rows]
     columns, cells, widths = _fitted(columns, cells, width)
     titles = [column.title for column in columns]
-    yield strong(_line(titles, columns, widths))
-    for row in cells:
+    yield strong(_line([*map(cut, titles, widths)], columns, widths))
+    for row in _cut_apart(cells, widths):
         yield _line(row, columns, widths)
 
 
@@ -140,8 +151,7 @@ def _fit(widths: list[int], columns: Sequence[Column], width: int) -> None:
 
 def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
     padded = []
-    for cell, column, width in zip(cells, columns, widths, strict=True):
-        text = cut(cell, width)
+    for text, column, width in zip(cells, columns, widths, strict=True):
         gap = " " * (width - cell_width(text))
         padded.append(gap + text if column.right else text + gap)
     return _GAP.join(padded).rstrip()
@@ -157,6 +167,71 @@ def cut(text: str, width: int) -> str:
     while tail and cell_width(text[-tail:]) > width - width // 2 - 1:
         tail -= 1
     return text[:head] + "…" + (text[-tail:] if tail else "")
+
+
+def _cut_apart(cells: list[list[str]], widths: Sequence[int]) -> Iterator[Sequence[str]]:
+    """Cut the cells of each column to its width, so that cells that differ still differ."""
+    columns = zip(*cells, strict=True)
+    cuts = [distinct_cuts(column, width) for column, width in zip(columns, widths, strict=True)]
+    for row in cells:
+        yield [cut_of[cell] for cut_of, cell in zip(cuts, row, strict=True)]
+
+
+# The least width to cut to.
+_LEAST_CUT = 3
+
+
+def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
+    """Return each text cut to `width` columns, or whole where every cut would look like another text."""
+    cuts = {text: cut(text, width) for text in texts}
+    alike: dict[str, list[str]] = {}
+    for text, short in cuts.items():
+        alike.setdefault(short, []).append(text)
+    taken = {short for short, group in alike.items() if len(group) == 1}
+    for group in alike.values():
+        if len(group) > 1:
+            found = _told_apart(group, width, taken)
+            taken.update(found.values())
+            cuts |= found
+    return cuts
+
+
+def _told_apart(texts: list[str], width: int, taken: set[str]) -> dict[str, str]:
+    """Return cuts without what all texts have in common at both ends, or the texts if that is too long."""
+    begin, end = _common(texts), _common([text[::-1] for text in texts])
+    end = min(end, min(map(len, texts)) - begin)
+    middles = {text: text[begin : len(text) - end] for text in texts}
+    for room in range(width - 2, max(width - 6, _LEAST_CUT), -1):
+        cuts = distinct_cuts(middles.values(), room)
+        found = {text: _around(text, cuts[middle], begin, end, width) for text, middle in middles.items()}
+        fits = all(cell_width(one) <= width for one in found.values())
+        if fits and len({*found.values()} - taken) == len(texts):
+            return found
+    return {text: text for text in texts}
+
+
+def _around(text: str, middle: str, begin: int, end: int, width: int) -> str:
+    """Return the middle of a text between as much of its two ends as fits."""
+    room = max(0, width - cell_width(middle) - 2)
+    head, tail = (
+        cut_to(text[:begin], room - room // 2),
+        cut_to(text[len(text) - end :][::-1], room // 2)[::-1],
+    )
+    before, after = "…" * (len(head) < begin), "…" * (len(tail) < end)
+    return f"{head}{before}{middle}{after}{tail}".replace("……", "…")
+
+
+def cut_to(text: str, width: int) -> str:
+    """Return the start of a text that fits into `width` columns."""
+    while cell_width(text) > width:
+        text = text[: max(0, min(len(text) - 1, width))]
+    return text
+
+
+def _common(texts: Sequence[str]) -> int:
+    """Return the number of characters at the start that all texts have."""
+    columns = enumerate(zip(*texts, strict=False))
+    return next((at for at, column in columns if len({*column}) > 1), min(map(len, texts)))
 
 
 def cell_width(text: str) -> int:
@@ -208,6 +283,8 @@ class Screen:
         self.out: TextIO = sys.stdout
         self.as_json = as_json
         self.quiet = quiet
+        context = click.get_current_context(silent=True)
+        self.as_csv: bool = context is not None and context.meta.get(_CSV, False)
         self.is_terminal = self.out.isatty()
         self.has_colour = self.is_terminal and not os.environ.get("NO_COLOR") and _term() != "dumb"
         if self.has_colour and sys.platform == "win32":
@@ -234,7 +311,7 @@ class Screen:
 
     def say(self, line: str = "") -> None:
         """Print a line for people. The caller has escaped text from files."""
-        if not (self.as_json or self.quiet):
+        if not (self.as_json or self.quiet or self.as_csv):
             self.out.write(line + "\n")
 
     def result(self, line: str) -> None:
@@ -255,9 +332,19 @@ class Screen:
         if self.as_json:
             self.answer(described(found[0] if len(found) == 1 else found))
 
+    def failed(self, path: str, error: SafetensorError | OSError) -> dict[str, object]:
+        """Print the failure of one of many files, and return its JSON form."""
+        name = shown(shown_url(path))
+        what = message_of(error, [path]).removeprefix(f"{name}: ")
+        sys.stderr.write(f"error: {name}: {what}\n")
+        return {"path": shown_url(path), "error": what, "code": _code(error)}
+
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
         """Print rows of cells. They are escaped here."""
         if self.as_json:
+            return
+        if self.as_csv:
+            self.lines(comma_separated([[column.title for column in columns], *rows]))
             return
         if self.quiet:
             lines: Iterable[str] = (shown(row[0]) for row in rows)
@@ -335,12 +422,34 @@ def printing(function: Callable[Concatenate[Screen, P], int | None]) -> Callable
     )
     @wraps(function)
     def command(*arguments: Any, as_json: bool, quiet: bool, **options: Any) -> int | None:
+        is_csv = click.get_current_context().meta.get(_CSV, False)
+        if is_csv and (as_json or quiet):
+            raise click.UsageError(f"--csv has no effect with {'--json' if as_json else '--quiet'}")
         if as_json and quiet:
             raise click.UsageError("--quiet has no effect with --json")
         return function(Screen(as_json, quiet), *arguments, **options)
 
     # The wrapper has the signature of `function` plus two options, which click passes by name.
     return command  # type: ignore[return-value]
+
+
+# The key in the context of a command.
+_CSV = "ingot.csv"
+
+
+def _keep_csv(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    context.meta[_CSV] = given
+
+
+#: The option of commands that print one table. The screen reads it from the context.
+csv = click.option(
+    "--csv",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_keep_csv,
+    help="Print the table as CSV, with titles.",
+)
 
 
 def warn(message: str) -> None:

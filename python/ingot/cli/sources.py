@@ -13,9 +13,9 @@ import click
 
 from ingot._base.keys import NamedTensors, select
 from ingot._base.options import Loading
-from ingot._native import Checkpoint, in_natural_order, is_url, shown_url, url_file_name
+from ingot._native import Checkpoint, ShardIndex, in_natural_order, is_url, shown_url, url_file_name
 from ingot._read import door
-from ingot.errors import ConversionError, HeaderError
+from ingot.errors import CheckpointError, ConversionError, HeaderError
 
 from .screen import shown
 
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
     Looked: TypeAlias = "Source | Foreign"
     Row: TypeAlias = "TensorInfo | Listed"
+
+
+_INDEX = ".index.json"
 
 
 class Source:
@@ -132,6 +135,36 @@ def chosen(source: Looked, infos: Sequence[Named], keys: Glob | None, drop: Glob
 def opened(path: str, *, backend: str = "auto") -> Source:
     """Open a file, a checkpoint or a URL that a user typed, as `ingot.safe_open` does."""
     return Source(path, door.open_checkpoint(path, Loading(backend)))
+
+
+def models_of(paths: Sequence[str]) -> list[str]:
+    """Return the models at the paths that a user typed.
+
+    A directory of several models becomes their files and indexes, in natural order.
+    """
+    return [model for path in paths for model in _models_in(path)]
+
+
+def _models_in(path: str) -> list[str]:
+    if is_url(path) or not os.path.isdir(path):
+        return [path]
+    try:
+        opened(path).handle.close()
+        return [path]
+    except CheckpointError as error:
+        if error.code != "ambiguous-checkpoint":
+            raise
+    names = os.listdir(path)
+    indexes = [name for name in names if name.endswith(_INDEX)]
+    read = (ShardIndex.read(os.path.join(path, name)) for name in indexes)
+    shards = {shard for index in read if index for shard in index.weight_map().values()}
+    models = [name for name in names if name.endswith((_INDEX, ".safetensors", ".bt")) and name not in shards]
+    return [os.path.join(path, name) for name in in_natural_order(models)]
+
+
+def is_model(word: str) -> bool:
+    """Return whether a word after the first path is a path too, and not a key of the metadata."""
+    return is_url(word) or word.endswith((_INDEX, ".safetensors", ".bt")) or os.path.isdir(word)
 
 
 def _name(file: str) -> str:

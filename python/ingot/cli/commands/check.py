@@ -11,6 +11,7 @@ from ingot._native import shown_url
 from ingot._read.check import Check, Problem, check
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, bar, message_of, plural, printing, shown, status
+from ingot.cli.sources import models_of
 from ingot.errors import SafetensorError
 
 
@@ -25,18 +26,19 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
     Checks all rules of the format, including those that readers do not enforce (FORMAT.md, "Leniency"), the
     alignment of tensors, and the digests in the names of files in the Hugging Face cache.
 
-    With several paths, all of them are checked. A file that cannot be read has an error instead of problems.
-    The exit status is the greatest of all: 2 if a path cannot be opened. --quiet prints the paths with
-    problems.
+    With several paths, or a directory of several models, all of them are checked. A file that
+    cannot be read has an error instead of problems. The exit status is the greatest of all: 2 if a path
+    cannot be opened. --quiet prints the paths with problems.
     """
     every: list[Check] = []
     greatest = 0
-    for path in paths:
+    models = models_of(paths)
+    for path in models:
         try:
             found = _checked(screen, path, options)
             code = 0 if found.ok else 1
         except (SafetensorError, OSError) as error:
-            if len(paths) == 1:
+            if len(models) == 1:
                 raise
             found, code = _failed(path, error), status(error)
         # At once: the next path may take long.

@@ -11,8 +11,8 @@ from ingot import _native
 from ingot._base.progress import Several
 from ingot._read import digest as _digest
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, printing
-from ingot.cli.sources import opened, size_on_disk
+from ingot.cli.screen import Column, Screen, bar, csv, printing
+from ingot.cli.sources import models_of, opened, size_on_disk
 
 
 @arguments.command(short_help="Print hashes of files: SHA-256, BLAKE3, AutoV1 to AutoV3, …")
@@ -26,6 +26,7 @@ from ingot.cli.sources import opened, size_on_disk
     help=f"{', '.join(_native.hashes())}, or one of Python's hashlib. Repeatable.  [default: sha256]",
 )
 @click.option("--all", "everything", is_flag=True, help="Print all hashes that --algorithm lists.")
+@csv
 @printing
 def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...], everything: bool) -> int:
     """Print the hashes of files: algorithm, digest and file.
@@ -60,4 +61,6 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
 
 def _files(path: str) -> list[str]:
     # Any file can be hashed, so only a directory or an index is opened.
-    return opened(path).files if os.path.isdir(path) or path.endswith(".index.json") else [path]
+    if not (os.path.isdir(path) or path.endswith(".index.json")):
+        return [path]
+    return [file for model in models_of([path]) for file in opened(model).files]

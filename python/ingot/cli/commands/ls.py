@@ -8,8 +8,8 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, printing, shape
-from ingot.cli.sources import chosen, looked_into
+from ingot.cli.screen import Column, Screen, csv, printing, shape
+from ingot.cli.sources import chosen, looked_into, models_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, sp
 
 
 @arguments.command()
-@arguments.path
+@arguments.several
 @click.option("-l", "--long", is_flag=True, help="Also print parameters, bytes, position and file.")
 @click.option(
     "--sort",
@@ -33,10 +33,11 @@ _PLACES = (Column("begin", right=True, spare=True), Column("end", right=True, sp
 )
 @click.option("-r", "--reverse", is_flag=True, help="Reverse the order.")
 @arguments.selecting
+@csv
 @printing
 def command(
     screen: Screen,
-    path: str,
+    paths: tuple[str, ...],
     long: bool,
     sort: str,
     reverse: bool,
@@ -46,11 +47,13 @@ def command(
     """List the tensors with their dtypes and shapes.
 
     Also lists the tensors of files that `ingot convert` reads. Only headers are read.
+    With several models, the first column is the model.
     """
-    source = looked_into(path)
-    infos = chosen(source, _sorted(source, sort), keys, drop)
-    if reverse:
-        infos = infos[::-1]
+    models = models_of(paths)
+    if len(models) > 1:
+        return _of_models(screen, models, long, lambda source: _listed(source, sort, reverse, keys, drop))
+    source = looked_into(models[0])
+    infos = _listed(source, sort, reverse, keys, drop)
     if screen.as_json:
         screen.answer({"tensors": [described(source, info) for info in infos]})
     elif long:
@@ -61,6 +64,33 @@ def command(
     else:
         screen.table(_SHORT, _rows(infos))
     return 0
+
+
+def _of_models(
+    screen: Screen, models: Sequence[str], long: bool, listed: Callable[[Looked], Sequence[Row]]
+) -> int:
+    """Print the tensors of several models as one table."""
+    sources = [looked_into(model) for model in models]
+    found = [(source, listed(source)) for source in sources]
+    if screen.as_json:
+        every = [
+            {"path": one.path, "tensors": [described(one, info) for info in infos]} for one, infos in found
+        ]
+        screen.answer({"models": every})
+        return 0
+    columns = (*_LONG, *_PLACES) if long else _SHORT
+    rows = (
+        (source.path, *row)
+        for source, infos in found
+        for row in (_long_rows(screen, source, infos) if long else _rows(infos))
+    )
+    screen.table((Column("model"), *columns), rows)
+    return 0
+
+
+def _listed(source: Looked, sort: str, reverse: bool, keys: Glob | None, drop: Glob | None) -> Sequence[Row]:
+    infos = chosen(source, _sorted(source, sort), keys, drop)
+    return infos[::-1] if reverse else infos
 
 
 def _sorted(source: Looked, sort: str) -> Sequence[Row]:

@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._read.kind import Kind, configurations, kind_of
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, count, cut, described, nbytes, plural, printing, shape, shown
-from ingot.cli.sources import looked_into
+from ingot.cli.screen import (
+    Column,
+    Screen,
+    count,
+    csv,
+    cut,
+    described,
+    nbytes,
+    plural,
+    printing,
+    shape,
+    shown,
+    status,
+)
+from ingot.cli.sources import looked_into, models_of
+from ingot.errors import SafetensorError
 
 if TYPE_CHECKING:
     from ingot.cli.sources import Looked, Row
@@ -40,15 +54,22 @@ class Totals(NamedTuple):
 
 
 @arguments.command(short_help="Summarise a file on one screen. Short form: `ingot PATH`.")
-@arguments.path
+@arguments.several
+@csv
 @printing
-def command(screen: Screen, path: str) -> int:
+def command(screen: Screen, paths: tuple[str, ...]) -> int:
     """Print a summary of a file on one screen: kind, format, dtypes, largest tensors, metadata.
 
     The kind is what the names and shapes of the tensors show: a LoRA and its rank, a language model and its
     size, a quantisation. Also summarises files that `ingot convert` reads. Only headers are read.
+
+    Several paths, and a directory of several models, become a table with a line for each model. --csv and
+    --json print it for programs. The exit status is the greatest of all paths.
     """
-    source = looked_into(path)
+    models = models_of(paths)
+    if len(paths) > 1 or models != [*paths] or screen.as_csv:
+        return _table(screen, models)
+    source = looked_into(models[0])
     infos: Sequence[Row] = source.infos()
     dtypes = _totals(infos)
     if screen.as_json:
@@ -62,6 +83,58 @@ def command(screen: Screen, path: str) -> int:
             room = screen.width - _LABEL - 2
             screen.say(f"  {head:<{_LABEL}}{cut(text, room) if screen.is_terminal else text}".rstrip())
     return 0
+
+
+_COLUMNS = (
+    Column("file"),
+    Column("kind"),
+    Column("base"),
+    Column("rank", whole=True),
+    Column("dtype", spare=True),
+    Column("size", right=True),
+    Column("title", spare=True),
+)
+# Keys with the title of a model, the best first.
+_TITLES = ("modelspec.title", "title", "ss_output_name")
+
+
+def _table(screen: Screen, models: Sequence[str]) -> int:
+    """Print a line for each model."""
+    every: list[dict[str, Any]] = []
+    rows, greatest = [], 0
+    for model in models:
+        try:
+            facts = _row(model)
+        except (SafetensorError, OSError) as error:
+            every.append(screen.failed(model, error))
+            greatest = max(greatest, status(error))
+            continue
+        every.append(facts)
+        rows.append(_cells(screen, facts))
+    screen.answer({"models": every})
+    screen.table(_COLUMNS, rows)
+    return greatest
+
+
+def _row(model: str) -> dict[str, Any]:
+    source = looked_into(model)
+    metadata = source.metadata()
+    found = _kind(source, source.infos())
+    title = next((metadata[key] for key in _TITLES if metadata.get(key)), None)
+    size = source.nbytes_of_files()
+    return {"path": source.path, **found._asdict(), "nbytes": size, "title": title}
+
+
+def _cells(screen: Screen, facts: dict[str, Any]) -> list[str]:
+    dtype = facts["packing"] or facts["dtype"]
+    what = (facts["kind"], facts["base"], _rank(facts["rank"]), dtype)
+    return [facts["path"], *(cell or "" for cell in what), screen.size(facts["nbytes"]), facts["title"] or ""]
+
+
+def _rank(rank: tuple[int, int] | None) -> str:
+    if rank is None:
+        return ""
+    return str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}–{rank[1]}"
 
 
 def _kind(source: Looked, infos: Sequence[Row]) -> Kind:

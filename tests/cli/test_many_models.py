@@ -1,0 +1,113 @@
+"""Commands with several paths, and with folders of several models."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ingot
+from ingot.cli.screen import cell_width, distinct_cuts
+from ingot.numpy import save_file
+from support.commands import good, in_a_terminal, run
+
+MODULE = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k"
+
+
+def lora(path: Path, rank: int, metadata: dict[str, str] | None = None) -> Path:
+    down, up = numpy.zeros((rank, 768), numpy.float16), numpy.zeros((320, rank), numpy.float16)
+    save_file({f"{MODULE}.lora_down.weight": down, f"{MODULE}.lora_up.weight": up}, path, metadata)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "loras"
+    made.mkdir()
+    for number in (1, 2, 10):
+        metadata = {"ss_tag_frequency": "{}", "modelspec.title": f"Style {number}", "format": "pt"}
+        lora(made / f"style{number}.safetensors", number, metadata)
+    return made
+
+
+def test_summary_of_a_folder_is_a_table_in_natural_order(folder: Path) -> None:
+    rows = good(folder).rows()
+    assert [row[0].rpartition("/")[2] for row in rows] == [f"style{n}.safetensors" for n in (1, 2, 10)]
+    assert [row[1:5] for row in rows] == [["LoRA", "Stable Diffusion 1.x", str(n), "F16"] for n in (1, 2, 10)]
+    assert [row[6] for row in rows] == ["Style 1", "Style 2", "Style 10"]
+
+
+def test_summary_of_several_paths_as_json_and_csv(folder: Path) -> None:
+    paths = sorted(folder.iterdir())
+    models = good("summary", *paths, "--json").json()["models"]
+    assert [(one["path"], one["kind"], one["base"]) for one in models] == [
+        (str(path), "LoRA", "Stable Diffusion 1.x") for path in paths
+    ]
+    table = [*csv.DictReader(io.StringIO(good(*paths, "--csv").out))]
+    assert [row["title"] for row in table] == ["Style 1", "Style 10", "Style 2"]
+
+
+def test_csv_quotes_and_escapes(tmp_path: Path) -> None:
+    lora(tmp_path / "a.safetensors", 4, {"modelspec.title": 'a, "b"\n\x1b'})
+    table = [*csv.reader(io.StringIO(good(tmp_path / "a.safetensors", "--csv").out))]
+    assert table[1][-1] == 'a, "b"\\x0a\\x1b'
+    assert run(tmp_path / "a.safetensors", "--csv", "--json").code == 2
+
+
+def test_summary_continues_after_a_broken_file(folder: Path) -> None:
+    (folder / "style3.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{")
+    ended = run(folder)
+    assert ended.code == 1
+    assert len(ended.rows()) == 3
+    assert ended.err.startswith(f"error: {folder}/style3.safetensors: ")
+    models = run(folder, "--json").json()["models"]
+    assert sum("error" in one for one in models) == 1
+
+
+def test_folder_of_shards_and_files_has_a_line_for_each_model(tmp_path: Path) -> None:
+    ingot.numpy.save_file({"a": numpy.zeros(1000), "b": numpy.zeros(1000)}, tmp_path / "whole.safetensors")
+    for name in ("a", "b"):
+        ingot.split(
+            tmp_path / "whole.safetensors", tmp_path, "8KB", filename_pattern=f"{name}{{suffix}}.safetensors"
+        )
+    assert len([*tmp_path.iterdir()]) == 7
+    names = [Path(row[0]).name for row in good(tmp_path).rows()]
+    assert names == ["a.safetensors.index.json", "b.safetensors.index.json", "whole.safetensors"]
+
+
+def test_ls_hash_and_check_take_folders(folder: Path) -> None:
+    rows = good("ls", folder).rows()
+    assert len(rows) == 6
+    assert {Path(row[0]).name for row in rows} == {path.name for path in folder.iterdir()}
+    assert len(good("ls", folder, "--json").json()["models"]) == 3
+    assert len(good("hash", folder, "-a", "autov3", "--csv").out.splitlines()) == 4
+    assert good("check", folder).out.endswith("3 paths: all is well\n")
+
+
+def test_rows_of_a_narrow_terminal_never_look_alike(tmp_path: Path) -> None:
+    for number in range(3):
+        lora(tmp_path / f"a_very_long_name_of_a_style_{number:02}_of_a_painter_of_old.safetensors", 4)
+    for columns in (40, 60, 80):
+        shown = in_a_terminal(
+            "hash", tmp_path.name, folder=tmp_path.parent, columns=columns, NO_COLOR="1"
+        ).out
+        cells = [line.split()[-1] for line in shown.splitlines() if line.startswith("sha256")]
+        assert len({*cells}) == 3, shown
+
+
+@given(st.sets(st.text("abcdef日", max_size=30), max_size=12), st.integers(8, 20))
+def test_distinct_cuts_differ(texts: set[str], width: int) -> None:
+    cuts = distinct_cuts(texts, width)
+    assert len({*cuts.values()}) == len(texts)
+    assert all(cell_width(cut) <= width or cut == text for text, cut in cuts.items())
+
+
+def test_json_of_one_model_in_a_list_of_paths_is_a_summary(folder: Path) -> None:
+    facts = json.loads(good(folder / "style1.safetensors", "--json").out)
+    assert facts["kind"]["rank"] == [1, 1]
