@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ OWN = {
     ("meta", "import", "replace"): "it chooses the keys of remove",
     ("meta", "clean", "all"): "it chooses the keys of metadata",
     ("meta", "clean", "output"): "destination, which is optional",
+    ("meta", "clean", "training"): "it chooses the keys of metadata",
+    ("modelspec", "set", "thumbnail"): "a value that is read from a file",
     ("modelspec", "set", "hash"): "checksums computes it while a file is saved",
     ("merge", "output"): "destination, after any number of sources",
     ("rename", "name"): "a pair of rename",
@@ -162,7 +165,8 @@ CASES: dict[tuple[str, ...], Case] = {
     ("meta", "clean"): Case([PATH], {"output": ["-o", "out.safetensors"]}),
     ("modelspec", "show"): Case([OTHER]),
     ("modelspec", "validate"): Case([OTHER]),
-    ("modelspec", "set"): Case([PATH, "title=x"]),
+    ("modelspec", "set"): Case([PATH, "title=x"], {"thumbnail": ["--thumbnail", "image.gif"]}),
+    ("modelspec", "thumbnail"): Case([OTHER, "-o", "out.gif"], {"output": ["-o", "x.gif"]}),
     ("convert",): Case(
         [PATH, "out.bt"],
         {
@@ -210,9 +214,11 @@ WITHOUT_EFFECT = {
     ("ls", "long", "quiet"): "--quiet prints the names",
     ("cat", "quiet"): "the next command needs all of the output",
     ("merge", "on_duplicate", "dry_run"): "these files have no common name: the next test has some",
+    ("meta", "set", "files", "quiet"): "the model is one file",
+    ("meta", "rm", "files", "quiet"): "the model is one file",
     ("download", "threads", "dry_run"): "threads change how files are fetched, not which",
 }
-FILES = (PATH, OTHER, CUT, "pairs.json", "sub")
+FILES = (PATH, OTHER, CUT, "pairs.json", "image.gif", "sub")
 
 
 @pytest.fixture(scope="module")
@@ -224,7 +230,10 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = save(folder / PATH, arrays | {"a": numpy.zeros((3, 3), "f4")}, {"format": "pt", "note": "one"})
     (folder / CUT).write_bytes(whole.read_bytes()[:-10])
     (folder / "sub").mkdir()
-    save(folder / OTHER, {"z": numpy.ones(20)}, {"format": "pt", "modelspec.title": "x"})
+    (folder / "image.gif").write_bytes(b"GIF89a")
+    thumbnail = f"data:image/gif;base64,{b64encode(b'GIF87a').decode()}"
+    metadata = {"format": "pt", "modelspec.title": "x", "modelspec.thumbnail": thumbnail}
+    save(folder / OTHER, {"z": numpy.ones(20)}, metadata)
     (folder / "pairs.json").write_text('{"k": "v"}')
     return folder
 

@@ -39,7 +39,8 @@ WITHOUT_RESULT = {"hash", "merge", "rename", "split", "meta set", "meta rm", "me
 WITHOUT_FUNCTION = {
     *("cat", "completion", "credentials", "doctor", "export", "info", "layers", "ls", "mem", "params"),
     *("summary", "tree", "view"),
-    *("meta edit", "meta export", "meta get", "meta import", "modelspec show"),
+    *("meta edit", "meta export", "meta get", "meta import"),
+    *("modelspec show", "modelspec thumbnail"),
 }
 
 

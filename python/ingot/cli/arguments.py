@@ -17,7 +17,7 @@ from ingot.errors import OptionError, SafetensorError
 from ingot.typing import Glob
 
 from .screen import Screen, bar, no_such, printing, shown, warn
-from .sources import opened
+from .sources import is_model, models_of, opened
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -134,6 +134,24 @@ destination: Decorator = click.argument(
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Print what would be written, and write nothing."
 )
+
+
+def paths_and(metavar: str) -> Decorator:
+    """Return an argument of paths and then other words. `models_and_words` separates them."""
+    return click.argument(
+        "words", metavar=f"PATH... {metavar}", nargs=-1, required=True, shell_complete=paths
+    )
+
+
+def models_and_words(words: Sequence[str], *, is_local: bool = True) -> tuple[list[str], list[str]]:
+    """Return the models at the first words, and the other words.
+
+    The first word is a path. The next words are paths too as long as they are directories, URLs or names of
+    files of tensors.
+    """
+    end = next((at for at, word in enumerate(words) if at and not is_model(word)), len(words))
+    found = [word if is_url(word) and not is_local else _local(word) for word in words[:end]]
+    return models_of(found), [*words[end:]]
 
 
 def output(help_text: str, *, required: bool = False) -> Decorator:

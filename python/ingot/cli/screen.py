@@ -171,7 +171,7 @@ def cut(text: str, width: int) -> str:
 
 def _cut_apart(cells: list[list[str]], widths: Sequence[int]) -> Iterator[Sequence[str]]:
     """Cut the cells of each column to its width, so that cells that differ still differ."""
-    columns = zip(*cells, strict=True)
+    columns = zip(*cells, strict=True) if cells else ((),) * len(widths)
     cuts = [distinct_cuts(column, width) for column, width in zip(columns, widths, strict=True)]
     for row in cells:
         yield [cut_of[cell] for cut_of, cell in zip(cuts, row, strict=True)]

@@ -15,7 +15,7 @@ from ingot._base.keys import NamedTensors, select
 from ingot._base.options import Loading
 from ingot._native import Checkpoint, ShardIndex, in_natural_order, is_url, shown_url, url_file_name
 from ingot._read import door
-from ingot.errors import CheckpointError, ConversionError, HeaderError
+from ingot.errors import ConversionError, HeaderError, SafetensorError
 
 from .screen import shown
 
@@ -151,9 +151,10 @@ def _models_in(path: str) -> list[str]:
     try:
         opened(path).handle.close()
         return [path]
-    except CheckpointError as error:
-        if error.code != "ambiguous-checkpoint":
-            raise
+    except (SafetensorError, OSError) as error:
+        # The command reports other errors, or reads the directory as another format.
+        if getattr(error, "code", None) != "ambiguous-checkpoint":
+            return [path]
     names = os.listdir(path)
     indexes = [name for name in names if name.endswith(_INDEX)]
     read = (ShardIndex.read(os.path.join(path, name)) for name in indexes)
@@ -163,8 +164,10 @@ def _models_in(path: str) -> list[str]:
 
 
 def is_model(word: str) -> bool:
-    """Return whether a word after the first path is a path too, and not a key of the metadata."""
-    return is_url(word) or word.endswith((_INDEX, ".safetensors", ".bt")) or os.path.isdir(word)
+    """Return whether a word after the first path is a path too, and not a key or a pair of the metadata."""
+    if is_url(word) or os.path.isdir(word):
+        return True
+    return word.endswith((_INDEX, ".safetensors", ".bt")) and ("=" not in word or os.path.lexists(word))
 
 
 def _name(file: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -13,8 +14,9 @@ from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, plural, printing, shown
+from ingot.cli.screen import Column, Screen, csv, plural, printing, shown, status
 from ingot.cli.sources import opened
+from ingot.errors import SafetensorError
 
 from .summary import abridged
 
@@ -42,52 +44,77 @@ def command() -> None:
 
 
 @command.command()
-@arguments.path
-@click.argument("key", required=False)
+@arguments.paths_and("[KEY]...")
+@csv
 @printing
-def get(screen: Screen, path: str, key: str | None) -> int:
-    """Print the metadata, or the value of KEY. A missing KEY is an error.
+def get(screen: Screen, words: tuple[str, ...]) -> int:
+    """Print the metadata, or the values of keys. A missing KEY is an error.
 
-    A terminal shows the beginning of long values.
+    A KEY may be a pattern with * and ?. A terminal shows the beginning of long values. With several models,
+    the first column is the model.
     """
-    pairs = opened(path).metadata()
-    if key is None:
-        screen.answer({"metadata": pairs})
-        human = screen.is_terminal
-        screen.table(_COLUMNS, [(name, abridged(text) if human else text) for name, text in pairs.items()])
+    models, keys = arguments.models_and_words(words, is_local=False)
+    found = [(model, opened(model).metadata()) for model in models]
+    matching = _matches(found, keys)
+    if len(models) == 1 and len(keys) == 1 and keys[0] in found[0][1] and not screen.as_csv:
+        screen.answer({"key": keys[0], "value": found[0][1][keys[0]]})
+        screen.result(shown(found[0][1][keys[0]]))
         return 0
-    _check_keys(path, pairs, key)
-    screen.answer({"key": key, "value": pairs[key]})
-    screen.result(shown(pairs[key]))
+    shown_pairs = [
+        (model, {key: pairs[key] for key in (matches if keys else pairs)})
+        for (model, pairs), matches in zip(found, matching, strict=True)
+    ]
+    _print_pairs(screen, shown_pairs)
     return 0
 
 
+def _print_pairs(screen: Screen, found: Sequence[tuple[str, Mapping[str, str]]]) -> None:
+    """Print the metadata of models: of one without its name."""
+    if len(found) == 1:
+        screen.answer({"metadata": found[0][1]})
+    else:
+        screen.answer({"models": [{"path": shown_url(model), "metadata": pairs} for model, pairs in found]})
+    text = abridged if screen.is_terminal and not screen.as_csv else str
+    rows = [(shown_url(model), key, text(value)) for model, pairs in found for key, value in pairs.items()]
+    if len(found) == 1:
+        screen.table(_COLUMNS, [row[1:] for row in rows])
+    else:
+        screen.table((Column("model"), *_COLUMNS), rows)
+
+
 @command.command(name="set")
-@arguments.own
-@click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
+@arguments.paths_and("KEY=VALUE...")
 @_every_file
 @arguments.dry_run
 @printing
-def set_(screen: Screen, path: str, pairs: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
+def set_(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
     """Set keys of the metadata. Other keys keep their values."""
+    models, pairs = arguments.models_and_words(words)
+    if not pairs:
+        raise click.UsageError("expected KEY=VALUE")
     new = arguments.pairs(pairs)
     if every_file:
-        return _of_files(screen, path, new, (), dry_run)
-    return change(screen, path, new, (), dry_run)
+        return max(_of_files(screen, model, new, (), dry_run) for model in models)
+    return change_all(screen, [(model, new, ()) for model in models], dry_run)
 
 
 @command.command()
-@arguments.own
-@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+@arguments.paths_and("KEY...")
 @_every_file
 @arguments.dry_run
 @printing
-def rm(screen: Screen, path: str, keys: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
-    """Remove keys. A missing key is an error, except with --files."""
+def rm(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool) -> int:
+    """Remove keys. A KEY may be a pattern with * and ?: 'ss_*'.
+
+    A key that no model has is an error, except with --files.
+    """
+    models, keys = arguments.models_and_words(words)
+    if not keys:
+        raise click.UsageError("expected a KEY")
     if every_file:
-        return _of_files(screen, path, {}, keys, dry_run)
-    _check_keys(path, opened(path).metadata(), *keys)
-    return change(screen, path, {}, keys, dry_run)
+        return max(_of_files(screen, model, {}, keys, dry_run) for model in models)
+    found = _matches([(model, opened(model).metadata()) for model in models], keys)
+    return change_all(screen, [(model, {}, gone) for model, gone in zip(models, found, strict=True)], dry_run)
 
 
 @command.command()
@@ -141,30 +168,81 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
 
 
 @command.command()
-@arguments.own
-@arguments.output("Write a copy to FILE, and do not change PATH.")
+@arguments.paths_and("")
+@arguments.output("Write a copy to FILE, and do not change PATH. For one model.")
 @click.option("--all", "everything", is_flag=True, help="Also remove `format`, which transformers needs.")
+@click.option(
+    "--training", is_flag=True, help="Only remove what training programs wrote: captions, folders, settings."
+)
 @arguments.writing
-def clean(to: arguments.Output, path: str, output: str | None, everything: bool) -> int:
-    """Remove all metadata except `format`."""
-    before = opened(path).texts()
-    kept = {key: text for key, text in before.items() if key == _KEPT and not everything}
+def clean(
+    to: arguments.Output, words: tuple[str, ...], output: str | None, everything: bool, training: bool
+) -> int:
+    """Remove all metadata except `format`.
+
+    With --training, title, licence, thumbnail and all other keys stay. The keys that loaders of adapters read
+    stay too: base model, module, rank and alpha.
+    """
+    if everything:
+        arguments.exclude("--training", "--all", training)
+    models, rest = arguments.models_and_words(words)
+    if rest:
+        raise click.UsageError(f"{shown(rest[0])}: is not a model or a directory")
     if output is None:
         arguments.needs("--overwrite", "--output", not to.existing.overwrite)
-        return _replace(to.screen, path, before, kept, to.dry_run)
+        texts = ((model, opened(model).texts()) for model in models)
+        changes = [(model, dict[str, str](), _cleaned(pairs, everything, training)) for model, pairs in texts]
+        return change_all(to.screen, changes, to.dry_run)
+    if len(models) > 1:
+        raise click.UsageError(f"--output is for one model, found {len(models)}")
+    before = opened(models[0]).texts()
+    removed = _cleaned(before, everything, training)
+    kept = {key: text for key, text in before.items() if key not in removed}
     arguments.target(output, to.existing)
     if not to.dry_run:
         with to.saving("Writing") as how:
-            rearrange.rewrite(path, output, metadata=kept or None, **how)
+            rearrange.rewrite(models[0], output, metadata=kept or None, **how)
     to.answer({"destination": output, "metadata": kept})
     to.wrote(output, f"{plural(len(kept), 'key')} left")
     return 0
 
 
-def _check_keys(path: str, pairs: Mapping[str, str], *keys: str) -> None:
+# Keys of kohya's scripts, OneTrainer and AI Toolkit about the training.
+_TRAINING = ("ss_*", "ot_*", "training_info")
+# The least metadata that kohya's scripts write, which describes the network.
+_NETWORK = (
+    "ss_v2",
+    "ss_base_model_version",
+    "ss_network_module",
+    "ss_network_dim",
+    "ss_network_alpha",
+    "ss_network_args",
+)
+
+
+def _cleaned(pairs: Mapping[str, str], everything: bool, training: bool) -> list[str]:
+    """Return the keys that `clean` removes."""
+    if not training:
+        return [key for key in pairs if key != _KEPT or everything]
+    return [key for pattern in _TRAINING for key in _matching(pairs, pattern) if key not in _NETWORK]
+
+
+def _matches(found: Sequence[tuple[str, Mapping[str, str]]], keys: Sequence[str]) -> list[list[str]]:
+    """Return the keys of each model that match. Raises if a key matches in no model."""
     for key in keys:
-        if key not in pairs:
-            raise click.UsageError(f"{shown(shown_url(path))}: metadata has no key `{shown(key)}`")
+        if not any(_matching(pairs, key) for _, pairs in found):
+            where = shown(shown_url(found[0][0])) if len(found) == 1 else plural(len(found), "model")
+            raise click.UsageError(f"{where}: metadata has no key `{shown(key)}`")
+    return [[*dict.fromkeys(one for key in keys for one in _matching(pairs, key))] for _, pairs in found]
+
+
+def _matching(pairs: Mapping[str, str], pattern: str) -> list[str]:
+    """Return the keys that match a key, or a pattern with * and ?."""
+    if pattern in pairs or not any(sign in pattern for sign in "*?"):
+        return [pattern] if pattern in pairs else []
+    signs = {"*": ".*", "?": "."}
+    expression = re.compile("".join(signs.get(one) or re.escape(one) for one in pattern), re.DOTALL)
+    return [key for key in pairs if expression.fullmatch(key)]
 
 
 def _read(path: str) -> bytes:
@@ -207,15 +285,8 @@ def _replace(
 def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
     """Set and remove metadata keys, and print the changes."""
     source = opened(path)
-    before, texts = source.metadata(), source.texts()
-    for key in before.keys() - texts.keys():
-        if key in gone or pairs.get(key, before[key]) != before[key]:
-            raise click.UsageError(f"{shown(path)}: `{shown(key)}` is not text, but must be")
-    new = {key: text for key, text in pairs.items() if before.get(key) != text}
-    removed = [key for key in gone if key in before]
-    outcome = "dry-run" if dry_run else "unchanged"
-    if not dry_run and (new or removed):
-        outcome = _changed(source, new, removed)
+    before = source.metadata()
+    outcome, new, removed = _applied(source, pairs, gone, dry_run)
     screen.answer({"outcome": outcome, "set": sorted(new), "removed": removed})
     for key, text in new.items():
         screen.say(f"{'+' if key not in before else '~'} {shown(key)} = {shown(abridged(text))}")
@@ -225,6 +296,47 @@ def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str]
     return 0
 
 
+def change_all(
+    screen: Screen, changes: Sequence[tuple[str, dict[str, str], Sequence[str]]], dry_run: bool
+) -> int:
+    """Set and remove keys of one model or of several, and print the changes.
+
+    A model that fails does not keep the next ones from being changed.
+    """
+    if len(changes) == 1:
+        return change(screen, *changes[0], dry_run)
+    every: list[dict[str, object]] = []
+    greatest = 0
+    for model, pairs, gone in changes:
+        try:
+            outcome, new, removed = _applied(opened(model), pairs, gone, dry_run)
+        except (SafetensorError, OSError) as error:
+            every.append(screen.failed(model, error))
+            greatest = max(greatest, status(error))
+            continue
+        every.append({"path": model, "outcome": outcome, "set": sorted(new), "removed": removed})
+        counts = f"{plural(len(new), 'key')} set, {len(removed)} removed"
+        screen.say(f"{shown(model)}: {outcome}: {counts}")
+    screen.answer({"models": every})
+    return greatest
+
+
+def _applied(
+    source: Source, pairs: dict[str, str], gone: Sequence[str], dry_run: bool
+) -> tuple[str, dict[str, str], list[str]]:
+    """Change the metadata. Return the outcome, the pairs that were new, and the keys that were removed."""
+    before, texts = source.metadata(), source.texts()
+    for key in before.keys() - texts.keys():
+        if key in gone or pairs.get(key, before[key]) != before[key]:
+            raise click.UsageError(f"{shown(source.path)}: `{shown(key)}` is not text, but must be")
+    new = {key: text for key, text in pairs.items() if before.get(key) != text}
+    removed = [key for key in gone if key in before]
+    outcome = "dry-run" if dry_run else "unchanged"
+    if not dry_run and (new or removed):
+        outcome = _changed(source, new, removed)
+    return outcome, new, removed
+
+
 def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
     if source.index is None:
         return _edit.update_metadata(source.only_file(), new, removed)
@@ -232,10 +344,17 @@ def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
     return "rewritten"
 
 
+def _all_matching(pairs: Mapping[str, str], keys: Sequence[str]) -> Iterator[str]:
+    return (found for key in keys for found in _matching(pairs, key))
+
+
 def _of_files(screen: Screen, path: str, new: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
     """Change the metadata of each file of a checkpoint, one after the other."""
     files = opened(path).files
-    outcomes = {file: "dry-run" if dry_run else _edit.update_metadata(file, new, gone) for file in files}
+    keys = {file: [*_all_matching(opened(file).texts(), gone)] for file in files}
+    outcomes = {
+        file: "dry-run" if dry_run else _edit.update_metadata(file, new, keys[file]) for file in files
+    }
     described = [{"file": file, "outcome": outcome} for file, outcome in outcomes.items()]
     screen.answer({"files": described, "set": sorted(new), "removed": list(gone)})
     for file, outcome in outcomes.items():

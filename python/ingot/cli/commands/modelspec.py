@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 
 import click
 
 from ingot import modelspec
-from ingot._native import shown_url
+from ingot._base.checks import is_durable
+from ingot._native import replace_file, shown_url
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, described, nbytes, no_such, printing, shown, warn
-from ingot.cli.sources import opened
+from ingot.cli.screen import Column, Screen, bar, csv, described, nbytes, no_such, printing, shown, warn
+from ingot.cli.sources import models_of, opened
 
-from .meta import change
+from .meta import change_all
 from .summary import abridged
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ingot._base.checks import Existing
 
 _PREFIX = "modelspec."
 _KEYS = tuple(field.name for field in fields(modelspec.ModelSpec) if field.name != "other")
 _HASH = "hash_sha256"
+_THUMBNAIL = f"{_PREFIX}thumbnail"
+# In bytes. The viewer shows no larger one.
+_MOST_THUMBNAIL = 1_000_000
 
 
 @click.group(
@@ -29,59 +40,93 @@ def command() -> None:
 
 
 @command.command()
-@arguments.path
+@arguments.several
+@csv
 @printing
-def show(screen: Screen, path: str) -> int:
-    """Print the keys of ModelSpec. The exit status is 1 if the file has none."""
-    pairs = _pairs(path)
-    screen.answer({"modelspec": pairs or None})
-    if not pairs:
-        warn(f"{shown(shown_url(path))}: no key begins with {_PREFIX}")
-        return 1
-    screen.table(
-        (Column("key"), Column("value")), [(key, _shortened(key, text)) for key, text in pairs.items()]
-    )
-    return 0
+def show(screen: Screen, paths: tuple[str, ...]) -> int:
+    """Print the keys of ModelSpec. The exit status is 1 if a model has none."""
+    models = models_of(paths)
+    found = [(shown_url(model), _pairs(model)) for model in models]
+    every = [{"path": model, "modelspec": pairs or None} for model, pairs in found]
+    screen.answer({"models": every} if len(found) > 1 else {"modelspec": found[0][1] or None})
+    for model, pairs in found:
+        if not pairs:
+            warn(f"{shown(model)}: no key begins with {_PREFIX}")
+    rows = [(model, key, _shortened(key, text)) for model, pairs in found for key, text in pairs.items()]
+    _print_rows(screen, (Column("key"), Column("value")), rows, len(found))
+    return 0 if all(pairs for _, pairs in found) else 1
 
 
 @command.command()
-@arguments.path
+@arguments.several
+@csv
 @printing
-def validate(screen: Screen, path: str) -> int:
+def validate(screen: Screen, paths: tuple[str, ...]) -> int:
     """Print faults in the keys of ModelSpec. The exit status is 1 if there is an error.
 
     `ingot verify` compares the hash.
     """
-    found = modelspec.validate(opened(path).metadata())
-    errors = [finding for finding in found if finding.severity == "error"]
-    screen.answer(described(found))
-    if found:
-        columns = (Column("severity"), Column("key"), Column("what"))
-        screen.table(columns, [tuple(map(str, finding)) for finding in found])
-    else:
-        screen.say(f"{shown(shown_url(path))}: all is well")
-    return 1 if errors else 0
+    models = models_of(paths)
+    found = [(shown_url(model), modelspec.validate(opened(model).metadata())) for model in models]
+    every = [{"path": model, "findings": findings} for model, findings in found]
+    screen.answer(described({"models": every} if len(found) > 1 else found[0][1]))
+    rows = [(model, *map(str, one)) for model, findings in found for one in findings]
+    _print_rows(screen, (Column("severity"), Column("key"), Column("what")), rows, len(found))
+    for model, findings in found:
+        if not findings:
+            screen.say(f"{shown(model)}: all is well")
+    return 1 if any(one.severity == "error" for _, findings in found for one in findings) else 0
+
+
+def _print_rows(
+    screen: Screen, columns: tuple[Column, ...], rows: Sequence[tuple[str, ...]], models: int
+) -> None:
+    """Print rows that begin with the model, which is left out if there is one model."""
+    if models > 1:
+        screen.table((Column("model"), *columns), rows)
+    elif rows:
+        screen.table(columns, [row[1:] for row in rows])
 
 
 @command.command(name="set")
-@arguments.own
-@click.argument("pairs", metavar="[KEY=VALUE]...", nargs=-1)
+@arguments.paths_and("[KEY=VALUE]...")
 @click.option("--hash", "with_hash", is_flag=True, help=f"Compute {_HASH} from the tensors.")
+@click.option(
+    "--thumbnail",
+    metavar="IMAGE",
+    callback=arguments.local,
+    shell_complete=arguments.paths,
+    help="Store a JPEG, PNG, WebP or GIF as the thumbnail. A JPEG of 256 × 256 pixels is best.",
+)
 @arguments.dry_run
 @printing
-def set_(screen: Screen, path: str, pairs: tuple[str, ...], with_hash: bool, dry_run: bool) -> int:
+def set_(
+    screen: Screen, words: tuple[str, ...], with_hash: bool, thumbnail: str | None, dry_run: bool
+) -> int:
     """Set keys, without the prefix: title=Ducks. `ingot meta rm` removes a key.
 
-    A value that `validate` would report as an error is refused.
+    A value that `validate` would report as an error is refused, before any model is changed.
     """
-    if not pairs and not with_hash:
-        raise click.UsageError("expected KEY=VALUE or --hash")
+    models, pairs = arguments.models_and_words(words)
+    if not pairs and not with_hash and thumbnail is None:
+        raise click.UsageError("expected KEY=VALUE, --hash or --thumbnail")
     # Both forms of a key are one key.
     new = arguments.pairs(text.removeprefix(_PREFIX) for text in pairs)
     new = {_PREFIX + key: _checked(key, value) for key, value in new.items()}
-    source = opened(path)
+    if thumbnail is not None:
+        arguments.exclude("thumbnail=", "--thumbnail", _THUMBNAIL in new)
+        new[_THUMBNAIL] = _data_url(thumbnail)
     if with_hash:
         arguments.exclude(f"{_HASH}=", "--hash", _PREFIX + _HASH in new)
+    changes = [(model, _completed(screen, model, new, with_hash), ()) for model in models]
+    return change_all(screen, changes, dry_run)
+
+
+def _completed(screen: Screen, model: str, new: dict[str, str], with_hash: bool) -> dict[str, str]:
+    """Return the keys to set in a model, with its hash and the version. Raises if one is invalid."""
+    source = opened(model)
+    new = dict(new)
+    if with_hash:
         new[_PREFIX + _HASH] = _hash(screen, source.only_file())
     before = source.metadata()
     if not any(key.startswith(_PREFIX) for key in before):
@@ -89,7 +134,57 @@ def set_(screen: Screen, path: str, pairs: tuple[str, ...], with_hash: bool, dry
     for finding in modelspec.validate({**before, **new}):
         if finding.severity == "error" and finding.key in new:
             raise click.UsageError(shown(f"{finding.key}: {finding.message}"))
-    return change(screen, path, new, (), dry_run)
+    return new
+
+
+@command.command()
+@arguments.path
+@arguments.output("The image to write.", required=True)
+@arguments.existing
+def thumbnail(path: str, output: str, existing: Existing) -> int:
+    """Write the thumbnail of a model to an image file."""
+    text = opened(path).metadata().get(_THUMBNAIL)
+    name = shown(shown_url(path))
+    if text is None:
+        raise click.UsageError(f"{name}: has no thumbnail")
+    head, comma, data = text.partition(",")
+    try:
+        image = b64decode(data, validate=True)
+    except ValueError:
+        image = b""
+    if not comma or _type_of(image) is None or not head.endswith(";base64"):
+        raise click.UsageError(f"{name}: {_THUMBNAIL} is not a data URL of a JPEG, PNG, WebP or GIF")
+    target = arguments.target(output, existing)
+    replace_file(target, [image], durable=is_durable(None), **existing._asdict())
+    click.echo(f"wrote {shown(output)}: {_type_of(image)}, {nbytes(len(image))}")
+    return 0
+
+
+# The first bytes of the images that browsers show.
+_IMAGES = {
+    "image/jpeg": rb"\xff\xd8\xff",
+    "image/png": rb"\x89PNG\r\n\x1a\n",
+    "image/webp": rb"RIFF....WEBP",
+    "image/gif": rb"GIF8[79]a",
+}
+
+
+def _type_of(image: bytes) -> str | None:
+    return next((kind for kind, start in _IMAGES.items() if re.match(start, image, re.DOTALL)), None)
+
+
+def _data_url(file: str) -> str:
+    """Return an image as the text of a thumbnail."""
+    with open(file, "rb") as opened_file:
+        image = opened_file.read(_MOST_THUMBNAIL + 1)
+    kind = _type_of(image)
+    if kind is None:
+        raise click.UsageError(f"{shown(file)}: is not a JPEG, PNG, WebP or GIF")
+    if len(image) > _MOST_THUMBNAIL:
+        raise click.UsageError(
+            f"{shown(file)}: is larger than {nbytes(_MOST_THUMBNAIL)}: a thumbnail is best a JPEG of 256x256"
+        )
+    return f"data:{kind};base64,{b64encode(image).decode('ascii')}"
 
 
 def _pairs(path: str) -> dict[str, str]:

@@ -1,0 +1,132 @@
+"""`ingot meta` and `ingot modelspec` with several paths, patterns and thumbnails."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy
+import pytest
+
+import ingot
+from ingot.numpy import save_file
+from support.commands import good, run
+
+METADATA = {
+    "format": "pt",
+    "ss_tag_frequency": "{}",
+    "ss_dataset_dirs": "{}",
+    "ss_network_alpha": "8",
+    "ss_base_model_version": "sdxl_base_v1-0",
+    "modelspec.title": "Ducks",
+    "modelspec.license": "MIT",
+    "modelspec.thumbnail": "data:image/jpeg;base64,/9j/",
+}
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "loras"
+    made.mkdir()
+    for name in ("a", "b"):
+        save_file({"w": numpy.zeros(4)}, made / f"{name}.safetensors", METADATA | {"name": name})
+    return made
+
+
+def metadata(path: Path) -> dict[str, str]:
+    return ingot.inspect(path).metadata or {}
+
+
+def test_meta_get_of_several_models_is_a_table(folder: Path) -> None:
+    rows = good("meta", "get", folder, "name", "modelspec.*").rows()
+    assert len(rows) == 8
+    assert [Path(row[0]).name for row in rows if row[1] == "name"] == ["a.safetensors", "b.safetensors"]
+    models = good("meta", "get", *sorted(folder.iterdir()), "--json").json()["models"]
+    assert models[1]["metadata"]["name"] == "b"
+    assert good("meta", "get", folder / "a.safetensors", "name").out == "a\n"
+    assert run("meta", "get", folder, "absent").code == 2
+
+
+def test_meta_set_and_rm_of_several_models(folder: Path) -> None:
+    first, second = sorted(folder.iterdir())
+    good("meta", "set", folder, "author=me", "parent=base.safetensors")
+    assert metadata(first)["author"] == metadata(second)["author"] == "me"
+    assert metadata(first)["parent"] == "base.safetensors"
+    good("meta", "set", first, "only=here")
+    out = good("meta", "rm", first, second, "ss_*", "only", "--json").json()
+    assert [one["removed"][-1] for one in out["models"]] == ["only", "ss_tag_frequency"]
+    assert not any(key.startswith("ss_") for key in metadata(second))
+    assert run("meta", "rm", folder, "ss_*").err.startswith("error: 2 models: metadata has no key `ss_*`")
+
+
+def test_meta_rm_takes_a_key_with_a_star_literally(tmp_path: Path) -> None:
+    save_file({"w": numpy.zeros(1)}, tmp_path / "a.safetensors", {"a*": "1", "ab": "2"})
+    good("meta", "rm", tmp_path / "a.safetensors", "a*")
+    assert metadata(tmp_path / "a.safetensors") == {"ab": "2"}
+
+
+def test_meta_clean_training_keeps_title_licence_thumbnail_and_network(folder: Path) -> None:
+    before = ingot.hash(folder / "a.safetensors", "autov3")
+    good("meta", "clean", "--training", folder)
+    gone = {"ss_tag_frequency", "ss_dataset_dirs"}
+    expected = {key: text for key, text in METADATA.items() if key not in gone} | {"name": "a"}
+    assert metadata(folder / "a.safetensors") == expected
+    assert ingot.hash(folder / "a.safetensors", "autov3") == before
+    good("meta", "clean", folder)
+    assert metadata(folder / "b.safetensors") == {"format": "pt"}
+
+
+def test_meta_clean_dry_run_and_options(folder: Path) -> None:
+    out = good("meta", "clean", folder, "--training", "--dry-run").out
+    assert out.count("dry-run: 0 keys set, 2 removed") == 2
+    assert metadata(folder / "a.safetensors")["ss_tag_frequency"] == "{}"
+    assert run("meta", "clean", folder, "-o", "x").code == 2
+    assert run("meta", "clean", folder, "--training", "--all").code == 2
+    assert run("meta", "clean", folder, "x").code == 2
+
+
+def test_meta_continues_after_a_model_that_fails(folder: Path) -> None:
+    (folder / "c.safetensors").mkdir()
+    ended = run(
+        "meta", "set", folder / "a.safetensors", folder / "gone.safetensors", folder / "b.safetensors", "k=v"
+    )
+    assert ended.code == 2
+    assert "gone.safetensors" in ended.err
+    assert metadata(folder / "a.safetensors")["k"] == metadata(folder / "b.safetensors")["k"] == "v"
+
+
+def test_modelspec_of_several_models(folder: Path) -> None:
+    assert len(good("modelspec", "show", folder).rows()) == 6
+    good("modelspec", "set", folder, "author=me", "--hash")
+    hashes = [metadata(path)["modelspec.hash_sha256"] for path in folder.iterdir()]
+    assert all(one.startswith("0x") for one in hashes)
+    ended = run("modelspec", "validate", folder, "--json")
+    assert ended.code == 1
+    assert {Path(one["path"]).name for one in ended.json()["models"]} == {"a.safetensors", "b.safetensors"}
+
+
+def test_modelspec_thumbnail_goes_in_and_out(folder: Path, tmp_path: Path) -> None:
+    image, back = tmp_path / "duck.png", tmp_path / "back.png"
+    image.write_bytes(PNG)
+    good("modelspec", "set", folder, "--thumbnail", image)
+    assert good("modelspec", "thumbnail", folder / "a.safetensors", "-o", back).out.endswith(
+        "image/png, 70 B\n"
+    )
+    assert back.read_bytes() == PNG
+    assert run("modelspec", "thumbnail", folder / "a.safetensors", "-o", back).code == 2
+    good("modelspec", "thumbnail", folder / "a.safetensors", "-o", back, "--overwrite")
+
+
+def test_modelspec_thumbnail_rejects_other_files(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "notes.jpg"
+    other.write_text("no image")
+    ended = run("modelspec", "set", folder, "--thumbnail", other)
+    assert (ended.code, ended.out) == (2, "")
+    assert "is not a JPEG, PNG, WebP or GIF" in ended.err
+    other.write_bytes(PNG + bytes(1_000_000))
+    assert "is larger than 1.00 MB" in run("modelspec", "set", folder, "--thumbnail", other).err
+    good("meta", "rm", folder, "modelspec.thumbnail")
+    assert "has no thumbnail" in run("modelspec", "thumbnail", folder / "a.safetensors", "-o", "x").err
