@@ -182,7 +182,17 @@ Framework = Literal[
     "numpy", "np", "torch", "pt", "pytorch", "flax", "jax", "tensorflow", "tf", "mlx", "paddle"
 ]
 _OwnHash = Literal[
-    "sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec"
+    "sha256",
+    "blake3",
+    "xxh3",
+    "xxh3_128",
+    "autov1",
+    "autov2",
+    "autov3",
+    "autov3_short",
+    "sshs_legacy",
+    "modelspec",
+    "crc32",
 ]
 _Sha = Literal["sha1", "sha224", "sha384", "sha512", "sha3_224", "sha3_256", "sha3_384", "sha3_512"]
 #: A hash of `ingot.hash`; others are names of `hashlib.new`.

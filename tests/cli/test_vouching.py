@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from pathlib import Path
 
 import numpy
@@ -42,6 +43,8 @@ def test_hash_command_equals_other_tools(tmp_path: Path) -> None:
     assert rows["autov1"] == hashlib.sha256(content[0x100000:0x110000]).hexdigest()[:8]
     assert rows["autov2"] == rows["sha256"][:10]
     assert rows["autov3"] == hashlib.sha256(data).hexdigest()
+    assert rows["autov3_short"] == rows["autov3"][:12]
+    assert rows["crc32"] == f"{zlib.crc32(content):08x}"
     assert rows["modelspec"] == "0x" + rows["autov3"]
     assert good("hash", path, "-a", "md5", "-q").out == hashlib.md5(content).hexdigest() + "\n"
     answer = good("hash", path, path, "--json").json()["hashes"]

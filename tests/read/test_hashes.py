@@ -8,6 +8,7 @@ import signal
 import struct
 import threading
 import time
+import zlib
 from importlib import import_module
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def test_hash_equals_those_of_other_tools(tmp_path: Path, tensors: dict[str, tor
     assert ingot.hash(path, "autov1") == hashlib.sha256(data[0x100000:0x110000]).hexdigest()[:8]
     assert ingot.hash(path, "autov2") == hashlib.sha256(data).hexdigest()[:10]
     assert ingot.hash(path, "autov3") == data_section
+    assert ingot.hash(path, "autov3_short") == data_section[:12]
+    assert ingot.hash(path, "crc32") == f"{zlib.crc32(data):08x}"
     assert ingot.hash(path, "modelspec") == "0x" + data_section
     # Trainers hash an in-memory file whose metadata has only the keys that begin with `ss_`.
     alone = safetensors.torch.save(tensors, {k: v for k, v in metadata.items() if k.startswith("ss_")})
@@ -94,7 +97,7 @@ def test_hash_of_tensors_rejects_other_files(tmp_path: Path) -> None:
 
 
 def test_hash_lists_algorithms_for_an_unknown_one(tmp_path: Path) -> None:
-    for name in ("crc32", "shake_128", ""):
+    for name in ("crc64", "shake_128", ""):
         with pytest.raises(ingot.OptionError, match="expected one of blake3, sha256") as caught:
             ingot.hash(tmp_path / "x", name)
         assert caught.value.code == "unknown-algorithm"

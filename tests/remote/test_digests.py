@@ -18,7 +18,19 @@ TENSORS = {"big": np.arange(3_000_000), "b": np.arange(7, dtype=np.float32), "c"
 #: More than one part of 8 MiB, so that the parts must be put in order.
 DATA = ingot.numpy.save(TENSORS, {"ss_network_dim": "8", "title": "x"})
 DEFINITIONS = [
-    *("sha256", "blake3", "xxh3", "xxh3_128", "autov1", "autov2", "autov3", "sshs_legacy", "modelspec"),
+    *(
+        "sha256",
+        "blake3",
+        "xxh3",
+        "xxh3_128",
+        "autov1",
+        "autov2",
+        "autov3",
+        "autov3_short",
+        "sshs_legacy",
+        "modelspec",
+        "crc32",
+    ),
     *("md5", "sha512"),
 ]
 

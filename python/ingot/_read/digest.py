@@ -46,16 +46,20 @@ def hash(
         ``"autov3"``
             The SHA-256 of the data section, which does not change with the metadata: Civitai's AutoV3 (some
             pages show its first 12 digits), and the ``sshs_model_hash`` of adapters. Needs a file of tensors.
+        ``"autov3_short"``
+            The first 12 digits of ``"autov3"``, as A1111 and Civitai print them. Needs a file of tensors.
         ``"sshs_legacy"``
             ``"autov1"`` of a safetensors file with the same tensors and only the metadata keys that begin
             with ``ss_``: the ``sshs_legacy_hash`` of adapters. Needs a file of tensors.
         ``"modelspec"``
             ``"autov3"`` after ``0x``: ModelSpec's ``modelspec.hash_sha256``. A file of tensors.
+        ``"crc32"``
+            The CRC-32 of the whole file, as 8 digits: Civitai's CRC32. Detects accidents, not attacks.
         any name that `hashlib.new` takes, such as ``"md5"``, ``"sha1"`` or ``"sha512"``
             The hash of the whole file.
     progress : bool, None or callable
         As for `load_file`: True shows a bar; a callable receives the bytes done and the total, and may raise
-        to end the call. Not for the algorithms of hashlib.
+        to end the call. Not for ``"crc32"`` and the algorithms of hashlib.
     storage_options : dict, optional
         How a URL is reached (`ingot.StorageOptions`).
 
@@ -90,6 +94,8 @@ def hash(
     False
     """
     given = checked(hash, locals(), algorithm=known_algorithm)
+    if algorithm == _SHORT:
+        return hash(source, "autov3", progress=progress, storage_options=storage_options)[:_SHORT_DIGITS]
     opened = resolved(source)
     if is_path(opened):
         with reporting_on(given["progress"], "Hashing", opened) as tell:
@@ -109,6 +115,12 @@ def hash(
     return str(hasher.hexdigest())
 
 
+_SHORT = "autov3_short"
+_SHORT_DIGITS = 12
+#: The names of all hashes but hashlib's.
+HASHES = (*_native.hashes(), _SHORT, "crc32")
+
+
 def _of_path(path: Path, algorithm: str, storage_options: StorageOptions | None) -> str:
     """Return the hash of a file or a URL by hashlib."""
     hasher = _hasher(algorithm)
@@ -122,22 +134,39 @@ def _of_path(path: Path, algorithm: str, storage_options: StorageOptions | None)
 
 
 def _hasher(algorithm: str) -> Any:
+    if algorithm == "crc32":
+        return _Crc32()
     # Imported here, because it takes as long as the rest of this package.
     import hashlib
 
     return hashlib.new(known_algorithm(algorithm))
 
 
+class _Crc32:
+    """CRC-32 with the methods of a hash of hashlib."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes | bytearray | memoryview) -> None:
+        from zlib import crc32
+
+        self._value = crc32(data, self._value)
+
+    def hexdigest(self) -> str:
+        return f"{self._value:08x}"
+
+
 def known_algorithm(algorithm: str) -> str:
     """Return `algorithm`, which must be one of ingot's, or one of hashlib's with a fixed length."""
     checked_text("algorithm", algorithm)
-    if algorithm in _native.hashes():
+    if algorithm in HASHES:
         return algorithm
     import hashlib
 
     # The shakes have no length of their own.
     names = {name for name in hashlib.algorithms_available if not name.startswith("shake")}
-    return one_of("algorithm", algorithm, (*_native.hashes(), *sorted(names - {"sha256"})))
+    return one_of("algorithm", algorithm, (*HASHES, *sorted(names - {"sha256"})))
 
 
 class Mismatch(NamedTuple):

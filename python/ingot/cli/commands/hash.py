@@ -23,7 +23,7 @@ from ingot.cli.sources import models_of, opened, size_on_disk
     "algorithms",
     multiple=True,
     metavar="NAME",
-    help=f"{', '.join(_native.hashes())}, or one of Python's hashlib. Repeatable.  [default: sha256]",
+    help=f"{', '.join(_digest.HASHES)}, or one of Python's hashlib. Repeatable.  [default: sha256]",
 )
 @click.option("--all", "everything", is_flag=True, help="Print all hashes that --algorithm lists.")
 @csv
@@ -31,14 +31,16 @@ from ingot.cli.sources import models_of, opened, size_on_disk
 def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...], everything: bool) -> int:
     """Print the hashes of files: algorithm, digest and file.
 
-    sha256, blake3, xxh3, xxh3_128, autov1 (the old hash of A1111) and autov2 (Civitai) are hashes of whole
-    files. autov3 (also called sshs_model_hash), sshs_legacy and modelspec are hashes of the tensors only, and
-    do not change with the metadata. A sharded checkpoint has a hash for each of its files.
+    sha256, blake3, xxh3, xxh3_128, autov1 (the old hash of A1111), autov2 (Civitai), crc32 and the hashes of
+    hashlib are hashes of whole files. autov3 (also called sshs_model_hash), autov3_short (its first 12
+    digits, as A1111 and Civitai print them), sshs_legacy and modelspec are hashes of the tensors only, and
+    do not change with the metadata. A sharded checkpoint has a hash for each of its files, and a directory
+    of several models for each model.
     """
     if everything:
         arguments.exclude("--algorithm", "--all", algorithms)
     # The function checks them.
-    chosen: Any = tuple(_native.hashes()) if everything else algorithms or ("sha256",)
+    chosen: Any = _digest.HASHES if everything else algorithms or ("sha256",)
     files = [file for path in paths for file in _files(path)]
     rows = []
     with bar(screen, "Hashing") as tell:
