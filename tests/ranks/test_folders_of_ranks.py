@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import random
+import re
+import signal
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,9 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import ingot
 import ingot.torch
 from ingot.torch import RNG
-from support.ranks import Ranks
-
-NAMES = ("in", "out")
+from support.ranks import GONE, Ranks
 
 
 class Net(torch.nn.Module):
@@ -77,7 +80,7 @@ def values(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def saved(folder: Path, how: str) -> tuple[dict[str, torch.Tensor], list[float], torch.Tensor]:
-    """Train two steps and save, one step more. Returns what is saved, the losses after it, and random numbers."""
+    """Train and save. Returns what is saved, the losses after it, and random numbers."""
     model, optimizer = built(how)
     torch.manual_seed(100 + dist.get_rank())
     state = {"model": model, "optimizer": optimizer, "step": 0, "rng": RNG()}
@@ -100,7 +103,7 @@ def resumed(folder: Path, how: str) -> tuple[dict[str, torch.Tensor], list[float
     state: Any = {"model": model, "optimizer": optimizer, "step": 0, "rng": RNG()}
     checkpoints = ingot.Checkpoints(folder)
     assert checkpoints.latest(verify=True) == 3
-    with pytest.warns(RuntimeWarning, match="rng") if dist.get_world_size() != 4 else unwarned():
+    with pytest.warns(RuntimeWarning, match="rng") if dist.get_world_size() != 4 else nullcontext():
         state = checkpoints.load(into=state)
     assert state["step"] == 3
     assert state["model"] is model
@@ -109,12 +112,6 @@ def resumed(folder: Path, how: str) -> tuple[dict[str, torch.Tensor], list[float
     losses = [train(model, optimizer, step) for step in (4, 5)]
     rng = state["rng"]
     return found, losses, numbers, len(rng) if isinstance(rng, list) else None
-
-
-def unwarned() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
 
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -141,3 +138,416 @@ def test_ranks_resume_on_another_number_of_ranks(
             assert_same(found, expected)
             assert its_losses == pytest.approx(losses, rel=1e-6)
             assert listed == 4
+
+
+def test_pipeline_stages_are_one_checkpoint(tmp_path: Path, two: Ranks) -> None:
+    both = two.run(saved_stage, tmp_path / "run")
+    expected = both[0] | both[1]
+    for rank, found in enumerate(two.run(resumed_stage, tmp_path / "run")):
+        assert_same(found, both[rank])
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = ingot.Checkpoints(tmp_path / "run").load(into={"model": model, "optimizer": optimizer, "step": 0})
+    assert state["step"] == 7
+    assert_same(values(model, optimizer), expected)
+
+
+def stage() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(dist.get_rank())
+    name, layer = [("first", torch.nn.Linear(6, 10)), ("second", torch.nn.Linear(10, 3))][dist.get_rank()]
+    model = torch.nn.ModuleDict({name: layer})
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def saved_stage(folder: Path) -> dict[str, torch.Tensor]:
+    model, optimizer = stage()
+    for parameter in model.parameters():
+        parameter.grad = torch.rand_like(parameter)
+    optimizer.step()
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.save(7, {"model": model, "optimizer": optimizer, "step": 7})
+    return values(model, optimizer)
+
+
+def resumed_stage(folder: Path) -> dict[str, torch.Tensor]:
+    model, optimizer = stage()
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    state: Any = {"model": model, "optimizer": optimizer, "step": 0}
+    assert ingot.Checkpoints(folder).load(7, into=state)["step"] == 7
+    return values(model, optimizer)
+
+
+def kept(folder: Path, state: Callable[[int], Any], **options: Any) -> tuple[str, str, str | None]:
+    """What one save raises on this rank."""
+    rank = dist.get_rank()
+    try:
+        with ingot.Checkpoints(folder) as checkpoints:
+            checkpoints.save(options.get("step", 1), state(rank), metrics=options.get("metrics"))
+    except (ingot.SafetensorError, OSError, TypeError, ValueError) as error:
+        return type(error).__name__, str(error), getattr(error, "code", None)
+    return "", "", None
+
+
+def alike(rank: int) -> Any:
+    return {"model": Net(), "numbers": list(range(1000)), "big": torch.arange(50_000), "rank": Own(rank)}
+
+
+class Own:
+    """An object with a state of its own on each rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rank": self.rank, "place": torch.full((300,), self.rank)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["place"].tolist() == [state["rank"]] * 300
+        self.rank = state["rank"]
+
+
+def saved_alike(folder: Path) -> None:
+    torch.manual_seed(5)
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, alike(dist.get_rank()))
+
+
+def own_ranks(folder: Path) -> Any:
+    own = Own(-1)
+    state = ingot.Checkpoints(folder).load(into={"rank": own})
+    return own.rank if state["rank"] is own else [one["rank"] for one in state["rank"]]
+
+
+def test_tensors_of_all_ranks_are_stored_once(tmp_path: Path, two: Ranks) -> None:
+    two.run(saved_alike, tmp_path / "run")
+    files = [*(tmp_path / "run" / "step-00000001").glob("*.safetensors")]
+    assert len(files) == 2
+    assert 50_000 * 8 < sum(file.stat().st_size for file in files) < 1.2 * 50_000 * 8
+    assert two.run(own_ranks, tmp_path / "run") == [0, 1]
+    with pytest.warns(RuntimeWarning, match="rank had a state on each rank"):
+        found = ingot.Checkpoints(tmp_path / "run").load()
+    assert torch.equal(found["big"], torch.arange(50_000))
+    assert found["numbers"] == list(range(1000))
+    assert [one["rank"] for one in found["rank"]] == [0, 1]
+    weights = ingot.Checkpoints(tmp_path / "run").load(keys="model.*")
+    assert [*weights] == ["model"]
+    with pytest.raises(ingot.CheckpointError, match="2 ranks have saved") as raised:
+        ingot.torch.load_state(next(file for file in files if file.name.count("-") == 1))
+    assert raised.value.code == "state-of-ranks"
+
+
+def different(rank: int) -> Any:
+    return {"weights": torch.full((5,), float(rank))}
+
+
+def with_step(rank: int) -> Any:
+    return {"step": rank, "weights": torch.ones(5)}
+
+
+def with_another_name(rank: int) -> Any:
+    return {"ab"[rank]: torch.ones(5)}
+
+
+def with_another_shape(rank: int) -> Any:
+    return {"weights": torch.ones(5 + rank)}
+
+
+def with_a_function(rank: int) -> Any:
+    return {"weights": torch.ones(5), "hook": print if rank else 0}
+
+
+def stage_without_names(rank: int) -> Any:
+    weight = torch.nn.Parameter(torch.full((3,), float(rank)))
+    optimizer = torch.optim.AdamW([weight])
+    weight.grad = torch.full((3,), 1.0 + rank)
+    optimizer.step()
+    return {"optimizer": optimizer}
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (different, "weights.*ranks 0 and 1 of 2 have different values"),
+        (with_step, "`step`.*rank 1 of 2 has another value than rank 0: expected 0, found 1"),
+        (with_another_name, "rank 1 of 2 has another value than rank 0"),
+        (with_another_shape, r"another tensor `weights`.*\[5\], found F32 of shape \[6\]"),
+        (with_a_function, "hook.*only pickle could store"),
+        (stage_without_names, "ranks 0 and 1 of 2 have different values"),
+    ],
+)
+def test_ranks_with_other_states_are_refused(
+    state: Callable[[int], Any], says: str, tmp_path: Path, two: Ranks
+) -> None:
+    for kind, message, _ in two.run(kept, tmp_path / "run", state):
+        assert kind in ("SaveError", "RankError")
+        assert re.search(says, message), message
+    assert ingot.Checkpoints(tmp_path / "run").steps() == []
+    assert [*(tmp_path / "run").glob("step-*")] == []
+
+
+def other_arguments(folder: Path, what: str) -> tuple[str, str, str | None]:
+    rank = dist.get_rank()
+    if what == "directory" and rank:
+        folder = folder.with_name("other")
+    if what == "step":
+        return kept(folder, constant, step=rank)
+    if what == "metrics":
+        return kept(folder, constant, metrics={"loss": rank})
+    return kept(folder, constant, step="1" if rank and what == "type" else 1)
+
+
+def constant(rank: int) -> Any:
+    return {"weights": torch.ones(5)}
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("directory", "rank 1 of 2 has another directory than rank 0"),
+        ("step", "rank 1 of 2 has another step than rank 0.*expected 0, found 1"),
+        ("metrics", "rank 1 of 2 has other metrics than rank 0"),
+        ("type", "step must be an int|rank 1 of 2 failed in comparing the arguments"),
+    ],
+)
+def test_ranks_with_other_arguments_are_refused(what: str, says: str, tmp_path: Path, two: Ranks) -> None:
+    for kind, message, _ in two.run(other_arguments, tmp_path / "run", what):
+        assert kind in ("RankError", "TypeError")
+        assert re.search(says, message), message
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "other").exists()
+
+
+# Failures of one rank
+
+
+def full_disk(*given: Any, **options: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+# The steps of a save and a load: the rank that fails, and the function in which it does.
+WRITES = {
+    "look": (1, "ingot.torch._save_state_by_ranks.Encoded.node"),
+    "lease": (0, "ingot._checkpoints.checkpoints.Checkpoints._take_lease"),
+    "directory": (0, "ingot._checkpoints.checkpoints.new_folders"),
+    "write": (1, "ingot.torch._save_state_by_ranks.write_file"),
+    "flush": (1, "ingot._checkpoints.checkpoints.stored"),
+    "commit": (0, "ingot._checkpoints.checkpoints.write"),
+}
+
+
+@contextmanager
+def failing(where: tuple[int, str]) -> Iterator[None]:
+    rank, name = where
+    with ExitStack() as patched:
+        if dist.get_rank() == rank:
+            patched.enter_context(mock.patch(name, full_disk))
+        yield
+
+
+def save_that_fails(folder: Path, where: tuple[int, str], background: bool) -> tuple[Any, ...]:
+    """Save step 1, fail to save step 2, and save step 3. Returns the error, its seconds, and the steps."""
+    state = {"weights": torch.ones(5), "rank": Own(dist.get_rank())}
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        began = time.monotonic()
+        with failing(where):
+            try:
+                checkpoints.save(2, state, background=background)
+                checkpoints.wait()
+            except (ingot.SafetensorError, OSError) as error:
+                found = type(error).__name__, str(error), time.monotonic() - began
+            else:
+                found = "", "", 0.0
+        after = checkpoints.steps()
+        checkpoints.save(3, state)
+        checkpoints.wait()
+        return *found, after, checkpoints.steps()
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("where", WRITES)
+def test_failure_of_one_rank_in_a_save_is_raised_on_all(
+    where: str, background: bool, tmp_path: Path, two: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = WRITES[where][0]
+    found = two.run(save_that_fails, tmp_path / "run", WRITES[where], background)
+    for rank, (kind, message, seconds, after, last) in enumerate(found):
+        assert "No space left on device" in message
+        if rank != bad:
+            assert kind == "RankError"
+            assert f"rank {bad} of 2 failed in" in message
+        assert after == [1]
+        assert last == [1, 3]
+        with capsys.disabled():
+            print(f" {where} {seconds:.2f} s", end="")
+    assert [*(tmp_path / "run").glob("step-00000002/*")] == []
+
+
+def deletes_that_fail(folder: Path) -> tuple[str, str, list[int]]:
+    state = {"weights": torch.ones(5)}
+    with ingot.Checkpoints(folder, keep=1) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.wait()
+        with failing((0, "ingot._checkpoints.retention.delete")):
+            checkpoints.save(2, state)
+            try:
+                checkpoints.wait()
+            except (ingot.SafetensorError, OSError) as error:
+                return type(error).__name__, str(error), checkpoints.steps()
+    return "", "", []
+
+
+def test_failure_to_delete_old_steps_is_raised_on_all(tmp_path: Path, two: Ranks) -> None:
+    own, other = two.run(deletes_that_fail, tmp_path / "run")
+    assert own[0] == "OSError"
+    assert other[0] == "RankError"
+    assert "rank 0 of 2 failed in deleting old steps: OSError" in other[1]
+    assert own[2] == other[2] == [1, 2]
+
+
+def saved_steps(folder: Path) -> None:
+    with ingot.Checkpoints(folder) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, {"weights": torch.full((5,), step), "rank": Own(dist.get_rank())})
+
+
+def load_that_fails(folder: Path, step: int | None, where: tuple[int, str]) -> tuple[str, str]:
+    with failing(where):
+        try:
+            ingot.Checkpoints(folder).load(step, into={"rank": Own(0)})
+        except (ingot.SafetensorError, OSError) as error:
+            return type(error).__name__, str(error)
+    return "", ""
+
+
+@pytest.mark.parametrize("step", [None, 2])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ingot.torch._load_state_by_ranks.open_checkpoint",
+        "ingot.torch._load_state_by_ranks.Files.proven",
+        f"{__name__}.Own.load_state_dict",
+    ],
+)
+def test_failure_of_one_rank_in_a_load_is_raised_on_all(
+    name: str, step: int | None, tmp_path: Path, two: Ranks
+) -> None:
+    two.run(saved_steps, tmp_path / "run")
+    other, own = two.run(load_that_fails, tmp_path / "run", step, (1, name))
+    assert own[0] == "OSError"
+    assert other[0] == "RankError"
+    assert re.search("rank 1 of 2 failed in (reading|restoring).* step 2: OSError: .*No space", other[1])
+
+
+def loaded_step(folder: Path, step: int | None) -> tuple[str, str, Any]:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            found = ingot.Checkpoints(folder).load(step)
+        except (ingot.SafetensorError, OSError) as error:
+            return type(error).__name__, str(error), None
+    return "", " ".join(str(one.message) for one in warned), found["weights"].tolist()
+
+
+def damaged(folder: Path, step: int, rank: int) -> Path:
+    """Change a byte of the data of a rank's file."""
+    suffix = f"-{rank:05d}" if rank else ""
+    (file,) = (
+        one
+        for one in (folder / f"step-{step:08d}").glob(f"state-*{suffix}.safetensors")
+        if one.name.count("-") == 1 + bool(rank)
+    )
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_damage_that_one_rank_reads_takes_all_back_to_the_step_before(
+    rank: int, tmp_path: Path, two: Ranks
+) -> None:
+    folder = tmp_path / "run"
+    two.run(saved_steps, folder)
+    file = damaged(folder, 2, rank)
+    for kind, message, found in two.run(loaded_step, folder, None):
+        assert kind == ""
+        assert found == [1] * 5
+        assert "step 2 is damaged, so step 1 was loaded" in message
+        assert file.name in message
+    errors = two.run(loaded_step, folder, 2)
+    assert {kind for kind, _, _ in errors} <= {"IntegrityError", "RankError"}
+    assert all(file.name in message for _, message, _ in errors)
+    assert two.run(latest, folder, True) == [1, 1]
+    assert two.run(latest, folder, False) == [2, 2]
+
+
+def latest(folder: Path, verify: bool) -> int | None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ingot.Checkpoints(folder).latest(verify=verify)
+
+
+def test_bad_directories_are_errors_on_every_rank(tmp_path: Path, two: Ranks) -> None:
+    foreign = tmp_path / "foreign"
+    (foreign / "checkpoint-500").mkdir(parents=True)
+    assert {one[2] for one in two.run(kept, foreign, constant)} == {"foreign-checkpoints"}
+    for change, code in (({"version": 9}, "later-checkpoint"), ({}, "invalid-commit")):
+        folder = tmp_path / code
+        two.run(saved_steps, folder)
+        for step in (1, 2):
+            file = folder / f"step-{step:08d}" / "checkpoint.json"
+            text = file.read_text("utf-8")
+            file.write_text(text.replace('"version": 1', '"version": 9') if change else text[:-30], "utf-8")
+        first, other = two.run(loaded_step, folder, None)
+        says = "found 9: update ingot" if change else "none of the steps 2, 1 is whole"
+        assert says in first[1]
+        assert says in other[1]
+
+
+def killed(*given: Any, **options: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies(folder: Path, where: str) -> Any:
+    """Save two steps. The last rank is killed during the second save. Returns what the others raise."""
+    rank = dist.get_rank()
+    state = {"weights": torch.full((5,), 1), "rank": Own(rank)}
+    checkpoints = ingot.Checkpoints(folder)
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    if rank == 2:
+        mock.patch(where, killed).start()
+    began = time.monotonic()
+    try:
+        checkpoints.save(2, state)
+        checkpoints.wait()
+    except ingot.RankError as error:
+        return str(error), time.monotonic() - began
+    return None
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
+@pytest.mark.parametrize(
+    "where",
+    ["ingot.torch._save_state_by_ranks.write_file", "ingot._checkpoints.checkpoints.stored"],
+)
+def test_killed_rank_is_named_by_the_others(where: str, tmp_path: Path, some: Ranks, two: Ranks) -> None:
+    folder = tmp_path / "run"
+    found = some.outcomes(dies, folder, where)
+    assert found[2] == GONE
+    for message, _ in found[:2]:
+        assert "rank 2 of 3 was lost" in message
+    assert ingot.Checkpoints(folder).steps() == [1]
+    some.close()
+    two.run(saved_after, folder)
+    assert ingot.Checkpoints(folder).steps() == [1, 2]
+    assert len([*(folder / "step-00000002").glob("*.safetensors")]) == 2
+
+
+def saved_after(folder: Path) -> None:
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.load()
+        checkpoints.save(2, {"weights": torch.full((5,), 2), "rank": Own(dist.get_rank())})

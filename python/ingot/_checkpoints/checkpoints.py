@@ -17,7 +17,6 @@ from weakref import finalize
 
 from ingot._base.checks import checked_mapping, counted, is_durable, one_of
 from ingot._base.frameworks import adapter, module_of, owner
-from ingot._base.keys import checked_keys
 from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
@@ -298,7 +297,7 @@ class Checkpoints:
         later = ranks.first(partial(self._begun, step, metrics), "preparing the step")
         if later is None:
             return []
-        framework = self._framework_of(state, "numpy" if ranks.size == 1 else "torch")
+        framework = self._framework_of(state) if ranks.size == 1 else self._framework or "torch"
         tree = f"state-{called}.safetensors"
         commit = Commit(step, called, framework, tree, metrics or {}, {})
         how = Saving(
@@ -573,7 +572,7 @@ class Checkpoints:
 
         def look() -> dict[str, Any]:
             checks: dict[str, Any] = {"step": partial(counted, "step", or_none=True), "types": checked_types}
-            return checked(self.load, given, keys=checked_keys, drop=checked_keys, **checks)
+            return checked(self.load, given, **checks)
 
         with self._lock:
             found, unfit = self._load(look)

@@ -272,7 +272,8 @@ def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
     owner = "another process"
     if holder is not None:
         owner = f"process {holder.process} on {_escaped(holder.host)}"
-    way_out = f"stop it, save from one rank only, or remove {os.path.basename(path)} if it is not running"
+    way_out = f"stop it, or remove {os.path.basename(path)} if it is not running; ranks save together after "
+    way_out += "torch.distributed.init_process_group"
     return located(StorageError, f"{owner} saves checkpoints here: {way_out}", code="busy", path=directory)
 
 

@@ -103,8 +103,12 @@ class Ranks:
             if is_failed:
                 peers.leave()
             else:
-                peers.done()
+                peers.close()
         self._made = []
+
+    def __del__(self) -> None:
+        # Connections that are released otherwise wait for the other ranks to release theirs.
+        self.end(is_failed=False)
 
     def _peers(self) -> tuple[Together, Together]:
         if not self._made or any(peers.is_lost for peers in self._made):

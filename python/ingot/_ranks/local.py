@@ -50,11 +50,15 @@ def are_distributed(tensors: Collection[torch.Tensor]) -> bool:
 
 
 def is_dtensor(tensor: object) -> bool:
-    """Return whether it is a DTensor, without importing the module that defines it."""
+    """Return whether it is a DTensor."""
+    return isinstance(tensor, dtensor_class())
+
+
+def dtensor_class() -> Any:
+    """Return the class of DTensors, without importing its module: if there is none, an empty tuple."""
     # The second is its module before torch 2.5.
     module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    kind: Any = getattr(module, "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
+    return getattr(module, "DTensor", ())
 
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -230,6 +230,12 @@ class Peers:
         with suppress(RuntimeError, dist.DistError):
             self._store.set("lost", "")
 
+    def close(self) -> None:
+        """Close separate connections, which the other ranks no longer need."""
+        held = [self._cpu, self._apart]
+        self.done()
+        _drop(held)
+
     def done(self) -> None:
         """Release the connections of background saves, which wait for the next save.
 

@@ -77,7 +77,7 @@ class Encoder:
         if value is None or kind is bool or kind is str:
             return value
         if kind in self._plain and not self._is_hashed:
-            return self._tensor(value, path)
+            return {"$tensor": self._named(value, path)}
         if (kind is int and -_LARGE <= value < _LARGE) or (kind is float and isfinite(value)):
             return value
         if kind is list:
@@ -157,13 +157,18 @@ class Encoder:
             node = {"class": kind.__qualname__, "tensors": inner, "shape": [*value.shape]}
             context = self.node(context, (*path, "context"))
             return {"$subclass": {**node, "stride": [*value.stride()], "context": context}}
-        framework = owner(value)
-        key = self.key(value)
-        name = self._names.get(key) or self._store(value, path)
-        self._names[key] = name
+        framework, name = owner(value), self._named(value, path)
         if framework == self._framework and not is_live(value):
             self._plain.add(kind)
         return {"$tensor": name if framework == self._framework else [name, framework]}
+
+    def _named(self, value: Any, path: TreePath) -> str:
+        """Return the name of a tensor, which may have been met before."""
+        key = self.key(value)
+        name = self._names.get(key)
+        if name is None:
+            name = self._names[key] = self._store(value, path)
+        return name
 
     def key(self, tensor: Any) -> Any:
         """Return a value that is equal for tensors that are stored once. `tensors` keeps them alive."""

@@ -63,10 +63,18 @@ def within(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
 
     Live objects and tensors are not looked into.
     """
+    yield from _within(tree, path, set())
+
+
+def _within(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[TreePath, Any]]:
+    """Yield the values of a tree. `leaves` are classes of tensors, of which a tree may have many."""
     yield path, tree
     if is_live(tree) or len(path) >= MAX_DEPTH:
         return
     inner = fields_of(tree)
+    if inner is None and is_tensor(tree):
+        leaves.add(type(tree))
+        return
     items: Iterable[tuple[Any, Any]] = ()
     if inner is not None:
         items = inner.items()
@@ -75,5 +83,8 @@ def within(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
     elif isinstance(tree, list | tuple):
         items = enumerate(tree)
     for step, value in items:
-        if type(value) not in _PLAIN:
-            yield from within(value, (*path, step))
+        kind = type(value)
+        if kind in leaves:
+            yield (*path, step), value
+        elif kind not in _PLAIN:
+            yield from _within(value, (*path, step), leaves)

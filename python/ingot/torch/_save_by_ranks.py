@@ -172,18 +172,20 @@ class Together:
     def _writers(self) -> dict[str, tuple[tuple[int, Part], ...]]:
         """Return the ranks that write each tensor, with their parts: the least loaded of the holders."""
         loads = [0] * self._peers.size
-        known: dict[Any, list[tuple[Part, list[int]]]] = {}
+        # With the number of elements of each part, since many tensors have the same parts.
+        known: dict[Any, list[tuple[Part, list[int], int]]] = {}
         found: dict[str, tuple[tuple[int, Part], ...]] = {}
         for name, holders in self._holders.items():
             if name in self.shared:
                 continue
             spec, key = self.specs[name], tuple(holders)
             if key not in known:
-                known[key] = self._covering(name, spec, holders)
+                covering = self._covering(name, spec, holders)
+                known[key] = [(part, ranks, part.numel) for part, ranks in covering]
             chosen = []
-            for part, ranks in known[key]:
-                rank = min(ranks, key=loads.__getitem__)
-                loads[rank] += part.numel * spec.itemsize
+            for part, ranks, numel in known[key]:
+                rank = ranks[0] if len(ranks) == 1 else min(ranks, key=loads.__getitem__)
+                loads[rank] += numel * spec.itemsize
                 chosen.append((rank, part))
             found[name] = tuple(chosen)
         return found

@@ -23,7 +23,7 @@ from ingot import SaveFuture
 from ingot._base.options import Saving
 from ingot._base.text import _quoted, located
 from ingot._native import hash_object
-from ingot._ranks.local import held, is_distributed, is_dtensor
+from ingot._ranks.local import dtensor_class, held, is_distributed, is_dtensor
 from ingot._ranks.peers import Peers, raw
 from ingot._ranks.placements import Part
 from ingot._state.encoder import Encoder, Raw, json_of
@@ -54,7 +54,7 @@ class Apart(NamedTuple):
 
 
 class Encoded(Encoder):
-    """Splits the tree of a rank. States of objects are apart, except those of modules and optimizers.
+    """Splits the tree of a rank. States of objects other than modules and optimizers are apart.
 
     Attributes
     ----------
@@ -65,16 +65,16 @@ class Encoded(Encoder):
     def __init__(self, states: Mapping[int, Any], apart: set[int]) -> None:
         super().__init__("torch", states)
         self.apart: list[Apart] = []
+        self._dtensor = dtensor_class()
         self._ids = apart
 
     def key(self, tensor: Any) -> Any:
         """Return a value that is equal for names of one tensor, such as tied weights."""
         if type(tensor) in PLAIN_CLASSES:
             return tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
-        if is_dtensor(tensor):
+        if isinstance(tensor, self._dtensor):
             local = tensor._local_tensor
-            place = local.data_ptr() or id(tensor)
-            return place, tensor.shape, tensor.placements, local.stride(), local.dtype
+            return local.data_ptr() or id(tensor), tensor._spec.tensor_meta, local.shape, local.stride()
         return id(tensor)
 
     def _object(self, value: Any, path: TreePath) -> Any:
@@ -137,7 +137,9 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
         known[:] = [plan]
     _compare(plan, encoded, peers)
     nodes = _nodes(encoded, own, shared, peers)
-    mine = {name: _local(encoded.tensors[name]) for name in plan.mine}
+    kind, tensors = dtensor_class(), encoded.tensors
+    values = ((name, tensors[name]) for name in plan.mine)
+    mine = {name: one._local_tensor if isinstance(one, kind) else _local(one) for name, one in values}
     for at, one in enumerate(encoded.apart):
         if at in own:
             mine |= {f"{name}@{peers.rank}": encoded.tensors[name] for name in one.names}
@@ -179,15 +181,15 @@ def _encoded(states: Any, state: Any) -> tuple[Encoded, bytes, list[TreePath]]:
 
 
 def _structure(encoded: Encoded) -> tuple[list[str], list[Any]]:
-    """Return the names of this rank's tensors, and facts of each that decide who writes it."""
+    """Return the names of this rank's tensors, and the facts that decide which rank writes each."""
     apart = {name for one in encoded.apart for name in one.names}
     names = [name for name in encoded.tensors if name not in apart] if apart else [*encoded.tensors]
-    return names, [_facts(encoded.tensors[name]) for name in names]
+    kind, tensors = dtensor_class(), encoded.tensors
+    values = (tensors[name] for name in names) if apart else tensors.values()
+    return names, [value._spec if isinstance(value, kind) else _facts(value) for value in values]
 
 
 def _facts(value: Any) -> Any:
-    if is_dtensor(value):
-        return value._spec
     if type(value) is Raw:
         return (value.dtype, len(value.data))
     return getattr(value, "dtype", None), tuple(getattr(value, "shape", ()))
@@ -195,7 +197,7 @@ def _facts(value: Any) -> Any:
 
 def _are_same(before: list[Any], now: list[Any]) -> bool:
     # Specs of DTensors are mostly the same objects, and slow to compare.
-    return all(map(is_, before, now)) or before == now
+    return len(before) == len(now) and (all(map(is_, before, now)) or before == now)
 
 
 def _local(value: Any) -> Any:
@@ -244,9 +246,9 @@ class _Holding(Together):
 
 def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tuple[Part, Spec]:
     """Return the part of a tensor that this rank holds, and what the whole tensor is."""
-    if is_dtensor(value):
-        spec = value._spec
-        key = spec.placements, id(spec.mesh), tuple(value.shape), value.dtype
+    spec = getattr(value, "_spec", None)
+    if spec is not None and is_dtensor(value):
+        key = spec.placements, id(spec.mesh), spec.tensor_meta
         if key not in known:
             known[key] = _of_distributed(name, value)
         return known[key]
@@ -280,49 +282,56 @@ def _of_distributed(name: str, value: Any) -> tuple[Part, Spec]:
 
 
 def _planned(encoded: Encoded, names: list[str], specs: list[Any], peers: Peers) -> Plan:
-    """Agree on who writes which tensors."""
+    """Choose the tensors that each rank writes."""
     together = _Holding({name: encoded.tensors[name] for name in names}, peers)
     gathered = peers.gather((*_meshes(encoded, names), token_hex(8)), "planning")
     with peers.step("planning"):
         pairs = ((name, dict(writers)) for name, writers in together.writers.items())
         mine = {name: writers[peers.rank] for name, writers in pairs if peers.rank in writers}
-        replicas = _replicas(together.holders(), _numbered([one[:2] for one in gathered]))
+        replicas = _replicas(together.holders(), gathered)
     return Plan(names, specs, gathered[0][2], [*mine], _record(mine), replicas)
 
 
 def _record(mine: Mapping[str, Part]) -> str:
     """Return the record of the parts in a file: their shapes, and the intervals along each dimension."""
-    known: dict[Part, int] = {}
-    of = {name: known.setdefault(part, len(known)) for name, part in mine.items() if not part.is_whole()}
-    return json_of({"parts": [[part.shape, part.intervals] for part in known], "tensors": of})
+    numbers = dict.fromkeys(mine.values(), -1)
+    parts = [part for part in numbers if not part.is_whole()]
+    numbers |= {part: number for number, part in enumerate(parts)}
+    of = {name: number for name, part in mine.items() if (number := numbers[part]) >= 0}
+    return json_of({"parts": [[part.shape, part.intervals] for part in parts], "tensors": of})
 
 
 def _meshes(encoded: Encoded, names: list[str]) -> tuple[list[tuple[int, ...]], dict[str, int]]:
-    """Return the ranks of the meshes of this rank's DTensors, and the number of the mesh of each."""
+    """Return the ranks of the meshes of this rank's DTensors, and the number of the mesh of each.
+
+    Tensors of the first mesh, mostly all, are left out. The number of other tensors is -1.
+    """
     meshes: dict[tuple[int, ...], int] = {}
     known: dict[int, int] = {}
     own: dict[str, int] = {}
+    kind = dtensor_class()
     for name in names:
         value = encoded.tensors[name]
-        if is_dtensor(value):
-            mesh = value._spec.mesh
-            if id(mesh) not in known:
-                known[id(mesh)] = meshes.setdefault(tuple(mesh.mesh.flatten().tolist()), len(meshes))
+        if not isinstance(value, kind):
+            own[name] = -1
+            continue
+        mesh = value._spec.mesh
+        if id(mesh) not in known:
+            known[id(mesh)] = meshes.setdefault(tuple(mesh.mesh.flatten().tolist()), len(meshes))
+        if known[id(mesh)]:
             own[name] = known[id(mesh)]
     return [*meshes], own
 
 
-def _numbered(gathered: list[tuple[list[tuple[int, ...]], dict[str, int]]]) -> list[dict[str, int]]:
-    """Return the meshes of each rank's DTensors with the same numbers on all ranks."""
-    numbers: dict[tuple[int, ...], int] = {}
-    return [
-        {name: numbers.setdefault(meshes[number], len(numbers)) for name, number in own.items()}
-        for meshes, own in gathered
-    ]
+def _mesh_of(name: str, rank: int, gathered: list[Any]) -> Any:
+    """Return the ranks of the mesh of a rank's tensor. Without a mesh, a value that no other rank has."""
+    meshes, own, _ = gathered[rank]
+    number = own.get(name, 0)
+    return rank if number < 0 else meshes[number]
 
 
 def _replicas(
-    holders: Mapping[str, list[tuple[int, Part]]], meshes: list[dict[str, int]]
+    holders: Mapping[str, list[tuple[int, Part]]], gathered: list[Any]
 ) -> dict[tuple[int, ...], list[str]]:
     """Return the tensors whose values have to be compared, by the ranks that hold the same part.
 
@@ -330,7 +339,7 @@ def _replicas(
     """
     found: dict[tuple[int, ...], list[str]] = {}
     for name, of in holders.items():
-        if len(of) < 2 or len({meshes[rank].get(name, -1 - rank) for rank, _ in of}) == 1:
+        if len(of) < 2 or len({_mesh_of(name, rank, gathered) for rank, _ in of}) == 1:
             continue
         parts: dict[Part, list[int]] = {}
         for rank, part in of:
