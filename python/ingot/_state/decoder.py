@@ -40,7 +40,11 @@ class Decoder:
     ----------
     plain : dict of str to str
         The paths of values that were returned as dicts and other plain values, each with its original type.
+    has_own : bool
+        Whether the caller has values of its own.
     """
+
+    has_own = True
 
     def __init__(self, shown: str) -> None:
         self.plain: dict[str, str] = {}
@@ -79,6 +83,10 @@ class Decoder:
         if len(path) > MAX_DEPTH or self._nodes > MAX_NODES:
             reason = f"the tree is deeper than {MAX_DEPTH} levels or has more than {MAX_NODES:,} values"
             raise fault(self.shown, path[:3], reason, "state-too-large")
+        kind = type(node)
+        # Most values of a long tree are texts, numbers and tensors without an object of the caller.
+        if kind is not dict and kind is not list and not self.has_own:
+            return node
         own = self.own(path)
         return self.live(own, node, path) if is_live(own) else self.stored(node, path)
 
@@ -88,8 +96,8 @@ class Decoder:
             return self.items(node, path)
         if type(node) is not dict:
             return node
-        tags = [key for key in node if key.startswith("$")]
-        if not tags:
+        tag = next((key for key in node if key[:1] == "$"), None)
+        if tag is None:
             return self.mapping(node, path)
         try:
             ((tag, inner),) = node.items()
@@ -99,7 +107,7 @@ class Decoder:
             raise
         except Exception as error:
             # Exceptions that types raise for an invalid node.
-            reason = f"{_quoted(tags[0])} is invalid ({type(error).__name__}: {_escaped(str(error))})"
+            reason = f"{_quoted(tag)} is invalid ({type(error).__name__}: {_escaped(str(error))})"
             raise fault(self.shown, path, reason) from None
 
     def items(self, node: Any, path: TreePath) -> list[Any]:

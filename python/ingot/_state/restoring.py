@@ -138,6 +138,7 @@ class Restoring(Decoder):
         self.rank, self.ranks = 0, 1
         self.unfit: dict[str, int] = {}
         self.values = {} if into is None else dict(within(into))
+        self.has_own = into is not None
         self._contents = contents
         self._planner = planner
         self._classes = {kind.__qualname__: kind for kind in types}
@@ -204,7 +205,7 @@ class Restoring(Decoder):
         return self._raws[name]
 
     def tensor(self, name: str, framework: str | None, path: TreePath) -> Any:
-        if path in self.filled and self.loaded is not None:
+        if self.loaded is not None and path in self.filled:
             return self.filled[path][0]
         module = self._module(framework, path)
         if self.loaded is not None:

@@ -56,16 +56,20 @@ def parsed(content: str | memoryview, shown: str) -> Any:
         text = content if isinstance(content, str) else str(content, "utf-8")
     except UnicodeDecodeError as error:
         raise _fault(shown, f"the tree is not UTF-8 ({error})") from None
-    if len(text) > 2 * MAX_NODES:
-        outside = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-        if sum(map(outside.count, ",[{")) > MAX_NODES:
-            raise _fault(shown, f"the tree has more than {MAX_NODES:,} values", "state-too-large")
+    # Texts rarely have so many of these characters that those outside of strings must be counted.
+    if _has_too_many(text) and _has_too_many(re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
+        raise _fault(shown, f"the tree has more than {MAX_NODES:,} values", "state-too-large")
     try:
         return json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse_constant)
     except RecursionError:
         raise _fault(shown, "the tree is nested too deep", "state-too-large") from None
     except ValueError as error:
         raise _fault(shown, f"{STATE_KEY} is invalid JSON ({_escaped(str(error))})") from None
+
+
+def _has_too_many(text: str) -> bool:
+    """Return whether a text has more of the characters before values than a tree has values."""
+    return len(text) > 2 * MAX_NODES and sum(map(text.count, ",[{")) > MAX_NODES
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
