@@ -50,7 +50,7 @@ class Naming:
             return state
         versions = getattr(state, _VERSIONS, None)
         if versions is not None:
-            # The version of a wrapped module comes after that of its wrapper.
+            # A wrapper comes before the module that it wraps, whose version stays.
             found._metadata = OrderedDict(  # type: ignore[attr-defined]
                 (self._path(path), version) for path, version in versions.items()
             )

@@ -43,7 +43,7 @@ def is_object(item: WriteItem) -> bool:
 
 
 def stored(plan: SavePlan, planner: SavePlanner, names: Iterable[str]) -> dict[str, Stored]:
-    """Return the objects of a rank's plan. `names` are those of tensors, which objects' tensors may not have.
+    """Return the objects of a rank's plan. Their tensors get other names than `names`.
 
     Raises
     ------

@@ -23,7 +23,7 @@ from ingot.torch._state import states
 
 __all__ = ["CheckpointMixin"]
 
-# A directory of its own, since engines load all files of tensors that are beside those of the weights.
+# A directory of its own, since engines load all files of tensors that are beside the weights.
 _FOLDER = "training_state"
 _STATE = os.path.join(_FOLDER, "state.safetensors")
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -34,7 +34,7 @@ class CheckpointMixin:
     """Saves and loads the training state of a ``transformers.Trainer`` without pickle.
 
     Name it first: ``class Trainer(CheckpointMixin, transformers.Trainer)``. It also fits subclasses of the
-    Trainer, such as those of trl.
+    Trainer, such as trl's trainers.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _check(trainer: Any) -> None:
 
 
 def _newest(folder: str) -> str | bool | None:
-    """Return the newest complete checkpoint. None if none is complete, and True if there are none at all."""
+    """Return the newest complete checkpoint. None if all are incomplete, and True without any checkpoint."""
     matches = map(_CHECKPOINT.fullmatch, os.listdir(folder) if os.path.isdir(folder) else ())
     numbers = sorted((int(match[1]) for match in matches if match), reverse=True)
     for number in numbers:

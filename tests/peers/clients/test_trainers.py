@@ -47,7 +47,7 @@ def run(program: str, folder: Path, *launcher: str) -> int:
 
 
 def check_resume(program: str, killed: str, folder: Path, saved: list[str]) -> None:
-    """Compare files of a program with those of one that is killed and run again."""
+    """Compare the files of a program with the files of another run, which is killed and run again."""
     assert killed != program
     assert run(program, folder / "whole") == 0
     assert run(killed, folder / "killed") == -signal.SIGKILL
