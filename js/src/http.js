@@ -340,14 +340,24 @@ export function badStatus(response, expected) {
   const { status } = response;
   // The viewer's server, which reads a remote file through Python.
   if (response.headers.get("x-error-code") === "changed") {
-    const reason = decodeURIComponent(response.headers.get("x-error-message") ?? "the file changed");
-    return remoteFault("changed", escapeName(reason), { status });
+    return remoteFault("changed", escapeName(plain(response.headers.get("x-error-message")) ?? "the file changed"), {
+      status,
+    });
   }
   // The Hub's code for a missing file or repository, for example `EntryNotFound`.
   const word = response.headers.get("x-error-code") ?? response.statusText;
   const reason = `expected status ${expected}, found ${status}${word ? ` (${escapeName(word.slice(0, 200))})` : ""}`;
   const retryIn = PASSING.has(status) ? retryAfter(response) : null;
   return remoteFault("http-status", reason, { expected, found: status, status }, retryIn);
+}
+
+/** A percent-encoded text of a header field; null if it is none. */
+function plain(text) {
+  try {
+    return text === null ? null : decodeURIComponent(text);
+  } catch {
+    return null;
+  }
 }
 
 /** Milliseconds after which to try again; null if that is too long. */

@@ -44,7 +44,8 @@ export function changes(table) {
     "section",
     {},
     h("h3", {}, `Changes ${many(total, "weight", "weights")} of the base model`),
-    tableOf("Changed weights", ["Weight (* is a number)", "Layers", "Rank", "Inputs"], rows, [1, 2]),
+    h("p", {}, "A star stands for the number of a layer."),
+    tableOf("Changed weights", ["Weight", "Layers", "Rank", "Inputs"], rows, [1, 2]),
     more > 0 ? h("p", {}, `… and ${whole(more)} more kinds.`) : null,
   );
 }

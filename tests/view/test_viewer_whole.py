@@ -47,7 +47,7 @@ def double_click(chromium: Any) -> Iterator[DoubleClick]:
 
 
 def test_viewer_file_is_small() -> None:
-    assert len(gzip.compress(_report.page().encode(), 9)) <= 80_000
+    assert len(gzip.compress(_report.page().encode(), 9)) <= 90_000
 
 
 def test_viewer_is_one_file(double_click: DoubleClick, tmp_path: Path) -> None:
