@@ -294,7 +294,7 @@ function distinct(name, others, length) {
   return `${shown}${tail > end ? "…" : ""}${name.slice(tail)}`;
 }
 
-/** A name of which `length` characters stay: the end, which tells names of one module apart, keeps more of them. */
+/** A name cut to `length` characters. The end keeps more of them, since names of one module differ there. */
 function cut(name, length) {
   if (name.length <= length) return name;
   const head = Math.floor(length * 0.4);

@@ -93,7 +93,7 @@ const JOBS = {
     return found;
   },
 
-  /** The index of the first value that is `nan` or `infinite`, in the order of the file; null if there is none. */
+  /** The index of the first value that is `nan` or `infinite`, in the order of the file; null if all are finite. */
   async first({ tensor, what }, onProgress, signal) {
     const isSought = what === "nan" ? Number.isNaN : (value) => value === Infinity || value === -Infinity;
     const { nbytes, position, dtype } = tensor;

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from support.models import minilm, save
+from support.models import Arrays, minilm, save
 from view.conftest import Look, Opener
 
 WIDTH = "() => document.querySelector('aside').getBoundingClientRect().width"
@@ -21,14 +21,14 @@ PLACES = ("attn1_to_k", "attn1_to_out_0", "attn1_to_q", "attn2_to_k", "ff_net_0_
 
 def lora(path: Path) -> Path:
     """A LoRA with names as kohya's scripts write them."""
-    arrays = {}
+    arrays: Arrays = {}
     for block in range(3):
         for depth in range(2):
             for place in PLACES:
                 stem = f"lora_unet_down_blocks_{block}_attentions_{depth}_transformer_blocks_0_{place}"
                 arrays[f"{stem}.lora_down.weight"] = numpy.ones((4, 32), numpy.float16)
                 arrays[f"{stem}.lora_up.weight"] = numpy.ones((32, 4), numpy.float16)
-                arrays[f"{stem}.alpha"] = numpy.float16(4)
+                arrays[f"{stem}.alpha"] = numpy.array(4, numpy.float16)
     return save(path, arrays)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 import pytest
 
-from support.models import minilm, save, transformer
+from support.models import Arrays, minilm, save, transformer
 from view.conftest import Look, Opener
 
 LOOKS: dict[str, dict[str, Any]] = {
@@ -34,7 +34,8 @@ FAULTS = """() => {
   const all = [...document.querySelectorAll("header *, main *, .heads *")]
     .filter((one) => one.offsetParent !== null);
   // The title and captions are for readers of screens; tables of values scroll.
-  const isFree = (one) => one.matches("h1, canvas, select, input, progress, caption, .value, [aria-label=Values]");
+  const free = "h1, canvas, select, input, progress, caption, .value, [aria-label=Values]";
+  const isFree = (one) => one.matches(free);
   const cut = all.filter((one) => !isFree(one) && getComputedStyle(one).display !== "inline")
     .filter((one) => one.scrollWidth > one.clientWidth + 1);
   const covered = all.filter((one) => one.matches("button, input, select, a"))
@@ -102,12 +103,12 @@ def value(viewed: Opener, folder: Path, settings: dict[str, Any]) -> tuple[Look,
 
 
 def lora(viewed: Opener, folder: Path, settings: dict[str, Any]) -> tuple[Look, str]:
-    arrays = {}
+    arrays: Arrays = {}
     for layer in range(3):
         stem = f"lora_unet_down_blocks_{layer}_attentions_0_transformer_blocks_0_attn1_to_k"
         arrays[f"{stem}.lora_down.weight"] = numpy.ones((16, 320), numpy.float16)
         arrays[f"{stem}.lora_up.weight"] = numpy.ones((320, 16), numpy.float16)
-        arrays[f"{stem}.alpha"] = numpy.float16(8)
+        arrays[f"{stem}.alpha"] = numpy.array(8, numpy.float16)
     look = viewed(save(folder / "lora.safetensors", arrays), **settings)
     return look, "[aria-label='Changed weights'] td:has-text('attn1_to_k')"
 

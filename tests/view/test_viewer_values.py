@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy
 import pytest
 
-from support.models import minilm, save
+from support.models import Arrays, minilm, save
 from view.conftest import Look, Opener
 
 
@@ -111,7 +111,7 @@ DTYPES = [
 
 def test_npy_holds_every_value(viewed: Opener, tmp_path: Path) -> None:
     random = numpy.random.default_rng(1)
-    arrays = {}
+    arrays: Arrays = {}
     for dtype in DTYPES:
         kind = numpy.dtype(getattr(ml_dtypes, dtype, dtype))
         # An odd number of rows, and more bytes than are read at a time.
@@ -157,7 +157,7 @@ def test_histogram_keeps_its_scale(viewed: Opener) -> None:
 def test_overview_shows_what_a_lora_changes(
     viewed: Opener, tmp_path: Path, down: str, up: str, stem: str
 ) -> None:
-    arrays = {}
+    arrays: Arrays = {}
     for layer in range(3):
         arrays[f"{stem.format(layer)}.{down}"] = numpy.ones((4 + layer, 32), numpy.float16)
         arrays[f"{stem.format(layer)}.{up}"] = numpy.ones((64, 4 + layer), numpy.float16)

@@ -42,7 +42,7 @@ _CLOSING = 1
 _MOST_FIELDS = 64
 # The most characters of a reason in a header field.
 _MOST_REASON = 1000
-# Characters that stand for themselves in that field.
+# Characters of that field that are not encoded.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _RANGE = re.compile(r"bytes=(\d{1,16})-(\d{0,16})")
 
