@@ -141,8 +141,10 @@ def save_step(source: Path, out: Path, /, **options: Any) -> None:
 
 
 def load_step(source: Path, out: Path, /, **options: Any) -> None:
-    with ingot.Checkpoints(source.parent / "run") as made:
-        made.save(1, ARRAYS)
+    made = checkpoints(out)
+    if source.exists():
+        with made:
+            made.save(1, ARRAYS)
     made.load(**options)
 
 
@@ -244,6 +246,7 @@ CALLS: dict[str, Call] = {
     ),
     "ingot.torch.save_model": save_model,
     "ingot.Checkpoints.save": save_step,
+    "ingot.Checkpoints.load": load_step,
     "ingot.Checkpoints.latest": lambda source, out, /, **options: checkpoints(out).latest(**options),
     "ingot.torch.save_state": lambda source, out, /, **options: ingot.torch.save_state(
         tensors(), out, **options
@@ -478,7 +481,6 @@ BYTES = ingot.numpy.save(ARRAYS)
 # Calls of functions that have no option of a group.
 MORE_CALLS: dict[str, Call] = {
     "ingot.Checkpoints": lambda source, out, /, **options: ingot.Checkpoints(out, **options),
-    "ingot.Checkpoints.load": load_step,
     "ingot.Ranges": lambda source, out, /, **options: ingot.Ranges(STORE, "path", **options),
     "ingot.Writer.write": write_part,
     "ingot.safe_open.get": get,

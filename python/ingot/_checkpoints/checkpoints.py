@@ -11,7 +11,7 @@ from secrets import token_hex
 from sys import modules
 from threading import RLock
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack
 from warnings import warn
 from weakref import finalize
 
@@ -59,9 +59,6 @@ from .retention import Best, Rules
 T = TypeVar("T")
 
 _counted_step = partial(counted, "step")
-
-if TYPE_CHECKING:
-    import torch
 
 #: Frameworks with training states, in the order in which a state with several is one of them.
 _WITH_STATES = ("torch", "flax", "numpy")
@@ -159,7 +156,7 @@ class Checkpoints:
         best: tuple[str, Literal["min", "max"], int] | None = None,
         *,
         framework: Framework | None = None,
-        process_group: torch.distributed.ProcessGroup | None = None,
+        process_group: Any = None,
         **options: Unpack[NoOptions],
     ) -> None:
         given = checked(

@@ -119,8 +119,7 @@ class Ranks:
         """Return new connections. None if this process is alone."""
         torch: Any = modules.get("torch")
         # A program without torch has no ranks.
-        has_group = torch is not None and torch.distributed.is_available()
-        if not has_group or not torch.distributed.is_initialized():
+        if torch is None or not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return []
         if torch.distributed.get_world_size(self._process_group) < 2:
             return []

@@ -10,6 +10,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -379,8 +380,8 @@ def _read(contents: Files, wanted: list[tuple[str, Part]]) -> dict[tuple[str, Pa
                     # A replica may be in another file too.
                     break
     for file, names in by_file.items():
-        checkpoint = contents.opened[file]
-        for batch in batches([*names], lambda name, of=checkpoint: of.info(name).nbytes, _WINDOW_NBYTES):
+        nbytes = partial(_nbytes, contents.opened[file])
+        for batch in batches([*names], nbytes, _WINDOW_NBYTES):
             for name, values in contents.proven(file, batch).items():
                 for one, stored in names[name]:
                     missing[one] -= _put(found, one, stored, values)
@@ -394,6 +395,10 @@ def _read(contents: Files, wanted: list[tuple[str, Part]]) -> dict[tuple[str, Pa
                 CheckpointError, reason, code="changed-step", path=contents.checkpoint.path, tensor=one[0]
             )
     return found
+
+
+def _nbytes(checkpoint: Checkpoint, name: str) -> int:
+    return checkpoint.info(name).nbytes
 
 
 def _overlaps(one: Part, other: Part) -> bool:

@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
+from torch._utils import _flatten_dense_tensors
 
 from ingot import SaveFuture
 from ingot._base.options import Saving
@@ -247,6 +248,7 @@ class _Holding(Together):
 def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tuple[Part, Spec]:
     """Return the part of a tensor that this rank holds, and what the whole tensor is."""
     spec = getattr(value, "_spec", None)
+    key: Any
     if spec is not None and is_dtensor(value):
         key = spec.placements, id(spec.mesh), spec.tensor_meta
         if key not in known:
@@ -511,6 +513,7 @@ def _bytes_of(group: list[torch.Tensor]) -> memoryview:
         plain = [torch.view_as_real(one.resolve_conj()) for one in group]
     elif group[0].itemsize == 1:
         plain = [raw(one) for one in group]
-    flat = plain[0].reshape(-1) if len(plain) == 1 else torch._C._nn.flatten_dense_tensors(plain)
+    flatten: Any = _flatten_dense_tensors
+    flat = plain[0].reshape(-1) if len(plain) == 1 else flatten(plain)
     found: Any = flat.contiguous().cpu().view(torch.uint8).numpy()
     return memoryview(found)
