@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import ingot
@@ -596,3 +596,28 @@ def unmade(value: Any) -> Any:
 @given(TREES)  # type: ignore[arg-type]
 def test_any_tree_comes_back(tree: Any) -> None:
     assert same(unmade(again(tree, types=TYPES)), unmade(tree))
+
+
+def nodes(value: Any) -> int:
+    """Return how many values a tree has, with the containers."""
+    if isinstance(value, Frozen):
+        return 1 + nodes(value.inner)
+    inner = value.values() if isinstance(value, dict) else value
+    is_container = isinstance(value, dict | list | tuple | set | frozenset | deque)
+    return 1 + sum(map(nodes, inner)) if is_container else 1
+
+
+@pytest.mark.slow
+def test_trees_of_100_000_nodes_come_back(record_property: Callable[[str, object], None]) -> None:
+    total = 0
+
+    @settings(max_examples=4000, suppress_health_check=[*HealthCheck])
+    @given(st.lists(TREES, min_size=5, max_size=8))  # type: ignore[arg-type]
+    def check(made: list[Any]) -> None:
+        nonlocal total
+        assert same(unmade(again(made, types=TYPES)), unmade(made))
+        total += nodes(made)
+
+    check()
+    record_property("nodes", total)
+    assert total >= 100_000
