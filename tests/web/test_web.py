@@ -107,7 +107,9 @@ def test_viewer_modules_have_no_import_cycle() -> None:
         assert not re.search(
             r"\bimport\(|\brequire\b|\beval\b|\bFunction\(|innerHTML|outerHTML|insertAdjacent|\.write\(", code
         )
-        imported = re.findall(r"^import \{[^}]*\} from \"([^\"]*)\";$", code, re.MULTILINE)
+        imported = re.findall(
+            r"^import (?:\{[^}]*\}|\w+) from \"([^\"]*)\"(?: with .*)?;$", code, re.MULTILINE
+        )
         assert len(imported) == len(re.findall(r"(?m)^import\b", code))
         outside = {path for path in imported if path.startswith("..")}
         assert all((JS / "viewer" / path).resolve().parent == JS / "src" for path in outside)
