@@ -4,11 +4,10 @@ import { escapeName } from "../src/errors.js";
 import { button, card, download, facts, h, named, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
-import { nameOf, shortName } from "./overview.js";
 import { domainOf, heatmap, scaled } from "./plots.js";
 import { DTYPE_NUMBERS } from "./table.js";
 import { natural, Tree } from "./tree.js";
-import { many, real, shapeText, share, whole } from "./wording.js";
+import { many, nameOf, real, shapeText, share, shortName, whole } from "./wording.js";
 
 /** Rows in the document; an export has all of them. */
 const MOST_ROWS = 150;

@@ -2,8 +2,7 @@
 
 import { button, card, h, named, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
-import { shortName } from "./overview.js";
-import { many, nbytes, whole } from "./wording.js";
+import { many, nbytes, shortName, whole } from "./wording.js";
 
 const MOST_ROWS = 100;
 

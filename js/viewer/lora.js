@@ -1,8 +1,7 @@
 // What a LoRA changes: the weights of the base model that its tensors belong to, and their ranks.
 
 import { h, named, table as tableOf } from "./dom.js";
-import { shortName } from "./overview.js";
-import { many, whole } from "./wording.js";
+import { many, shortName, whole } from "./wording.js";
 
 /** The ends of names that kohya's scripts, PEFT and diffusers write, for the factor with a row for each rank. */
 const FACTORS = [

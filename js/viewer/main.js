@@ -8,13 +8,13 @@ import { listenForDrops } from "./drops.js";
 import { isAbort, runIsolated } from "./jobs.js";
 import { fileMap } from "./map.js";
 import { meantOf } from "./meant.js";
-import { nameOf, overview } from "./overview.js";
+import { overview } from "./overview.js";
 import { choose, panes, toggle } from "./panes.js";
 import { Rows } from "./rows.js";
 import { State } from "./state.js";
 import { tensorScreen } from "./tensor.js";
 import { filterOf, Tree } from "./tree.js";
-import { whole } from "./wording.js";
+import { nameOf, whole } from "./wording.js";
 
 const KEYS = {
   "/": "filter the tensors",

@@ -2,9 +2,9 @@
 
 import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
-import { isMisaligned, shortName } from "./overview.js";
+import { isMisaligned } from "./overview.js";
 import { DTYPE_NAMES } from "./table.js";
-import { nbytes, whole } from "./wording.js";
+import { nbytes, shortName, whole } from "./wording.js";
 
 const LINES = 12;
 const LINE = 20;

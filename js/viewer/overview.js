@@ -7,14 +7,13 @@ import { health } from "./health.js";
 import { changes } from "./lora.js";
 import { unitOf } from "./numbers.js";
 import { DTYPE_NAMES } from "./table.js";
-import { count, many, nbytes, shapeText, share, whole } from "./wording.js";
+import { count, many, nameOf, nbytes, shapeText, share, shortName, whole } from "./wording.js";
 
 const LARGEST = 10;
 const MOST_WARNINGS = 20;
 const LONGEST_VALUE = 4000;
 /** A longer one, or one of many lines, may scroll in its cell. */
 const SHORT_VALUE = 100;
-const LONGEST_NAME = 120;
 /** A picture from a file is shown only if it has one of these types, and at most 1 MB. */
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
@@ -71,11 +70,6 @@ function leadOf(table, { parameterTotal }) {
     dtypes,
   ];
   return [...parts.filter(Boolean), nbytes(table.nbytes)].join(" · ");
-}
-
-/** The name of a model: the last part of its path. */
-export function nameOf(label) {
-  return /[^/\\]+(?=[/\\]*$)/.exec(label)?.[0] ?? label;
 }
 
 function dtypes(table) {
@@ -154,14 +148,6 @@ function largest(table, openTensor) {
       [3],
     ),
   );
-}
-
-/** A name for a table or a sentence. A long one is cut in the middle: names of one model differ at both ends. */
-export function shortName(name) {
-  if (name === "") return "(no name)";
-  if (name.length <= LONGEST_NAME) return escapeName(name);
-  const half = LONGEST_NAME / 2;
-  return `${escapeName(name.slice(0, half))}…${escapeName(name.slice(-half))}`;
 }
 
 /** Oddities of the model, each with a code. */

@@ -1,5 +1,10 @@
 // Formats numbers and sizes for people, like the command `ingot`.
 
+import { escapeName } from "../src/errors.js";
+
+/** Characters of a name in a table or a sentence. */
+const LONGEST_NAME = 120;
+
 function scaled(number, units, step = 1000) {
   let [value, at] = [number, 0];
   while (value >= step * 0.9995 && at < units.length - 1) [value, at] = [value / step, at + 1];
@@ -44,4 +49,17 @@ export function share(part, all) {
 /** `1 tensor has`, `2 tensors have`. */
 export function many(number, one, more) {
   return `${whole(number)} ${number === 1 ? one : more}`;
+}
+
+/** The name of a model: the last part of its path. */
+export function nameOf(label) {
+  return /[^/\\]+(?=[/\\]*$)/.exec(label)?.[0] ?? label;
+}
+
+/** A name for a table or a sentence. A long one is cut in the middle: names of one model differ at both ends. */
+export function shortName(name) {
+  if (name === "") return "(no name)";
+  if (name.length <= LONGEST_NAME) return escapeName(name);
+  const half = LONGEST_NAME / 2;
+  return `${escapeName(name.slice(0, half))}…${escapeName(name.slice(-half))}`;
 }

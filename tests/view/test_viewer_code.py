@@ -103,5 +103,5 @@ def test_report_has_the_name_of_its_file(tmp_path: Path, file: str) -> None:
     good("view", tmp_path / file, "--html", tmp_path / "r.html")
     report = re.search(r'id="report">(.*?)</script>', (tmp_path / "r.html").read_text())
     assert report is not None
-    names = [one["name"] for one in json.loads(report[1])["files"]]
+    names = [one["name"] for one in json.loads(report[1])[0]["files"]]
     assert names == [file if "." in file else f"{file}.safetensors", "config.json"]

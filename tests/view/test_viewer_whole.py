@@ -182,7 +182,7 @@ def test_report_holds_no_whole_tensor(tmp_path: Path) -> None:
     secret = numpy.arange(10_000, dtype=numpy.int64) * 7919
     path = save(tmp_path / "model.safetensors", {"x": secret.reshape(100, 100)})
     good("view", path, "--html", tmp_path / "report.html")
-    report = json.loads(
+    (report,) = json.loads(
         (tmp_path / "report.html").read_text().partition('id="report">')[2].partition("</script>")[0]
     )
     assert len(report["thumbnails"]["x"]["data"]) < 12_000
