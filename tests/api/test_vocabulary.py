@@ -86,6 +86,7 @@ OTHERWISE = {
         "ingot.mlx.*": "mlx has one memory",
         "ingot.paddle.*": "None is the CPU, as upstream has it",
         "*.load_state": "None is the CPU or the default device of jax: one function serves all frameworks",
+        "ingot.Checkpoints.load": "as for load_state",
     },
     "dtype": {
         "ingot.cast": "there is no default",
@@ -124,6 +125,9 @@ OTHERWISE = {
     },
     "name": {
         "ingot.safe_open.get": "positional, as in collections.abc.Mapping",
+    },
+    "process_group": {
+        "ingot.Checkpoints": "without torch there is no class to name",
     },
     "shared": {
         "*.save_model": "upstream drops the other names of a tensor, and notes them",

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import os
 import shutil
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -141,11 +142,12 @@ def save_step(source: Path, out: Path, /, **options: Any) -> None:
 
 
 def load_step(source: Path, out: Path, /, **options: Any) -> None:
-    made = checkpoints(out)
-    if source.exists():
-        with made:
-            made.save(1, ARRAYS)
-    made.load(**options)
+    with tempfile.TemporaryDirectory() as folder:
+        made = ingot.Checkpoints(folder)
+        if source.exists():
+            with made:
+                made.save(1, ARRAYS)
+        made.load(**options)
 
 
 def filled(source: Path, out: Path, /, **options: Any) -> None:

@@ -1102,7 +1102,13 @@ def sd_3_5_large() -> Any:
     return diffuser(
         "SD3Transformer2DModel",
         "BF16",
-        **{**SD3, "num_layers": 38, "num_attention_heads": 38, "caption_projection_dim": 2432, "qk_norm": "rms_norm"},
+        **{
+            **SD3,
+            "num_layers": 38,
+            "num_attention_heads": 38,
+            "caption_projection_dim": 2432,
+            "qk_norm": "rms_norm",
+        },
     )
 
 
@@ -1114,7 +1120,9 @@ def flux_schnell_original() -> Any:
 @file(kind="transformer", base="Wan", rank=None)
 def wan_2_1_i2v_14b() -> Any:
     return diffuser(
-        "WanTransformer3DModel", "F16", **{**WAN, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120}
+        "WanTransformer3DModel",
+        "F16",
+        **{**WAN, "in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120},
     )
 
 
@@ -1152,7 +1160,9 @@ def gemma_3_1b_with_config() -> Any:
 @file(kind="language model", base="Mistral", rank=None)
 def mistral_nemo() -> Any:
     return transformer(
-        "mistral", "BF16", **{**MISTRAL, "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128, "vocab_size": 131072}
+        "mistral",
+        "BF16",
+        **{**MISTRAL, "hidden_size": 5120, "num_hidden_layers": 40, "head_dim": 128, "vocab_size": 131072},
     )
 
 
@@ -1246,7 +1256,9 @@ def kohya_dora_sdxl() -> Any:
     found = kohya(unet, LDM, 16)
     for name, shape in modules(unet, LDM):
         found[f"lora_unet_{name.replace('.', '_')}.dora_scale"] = "F16", (1, shape[1], *shape[2:])
-    beside = {"metadata": {"modelspec.architecture": "stable-diffusion-xl-v1-base/lora", "ss_network_alpha": "8.0"}}
+    beside = {
+        "metadata": {"modelspec.architecture": "stable-diffusion-xl-v1-base/lora", "ss_network_alpha": "8.0"}
+    }
     return found, beside
 
 
@@ -1264,7 +1276,10 @@ def diffusers_sd_1_5_of_old_names() -> Any:
 @file(kind="LoRA", base="Stable Diffusion 3 or 3.5", rank=[32, 32])
 def diffusers_sd_3() -> Any:
     return peft_names(
-        diffuser("SD3Transformer2DModel", **SD3), r"attn\.(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out)\.weight", 32, "transformer."
+        diffuser("SD3Transformer2DModel", **SD3),
+        r"attn\.(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out)\.weight",
+        32,
+        "transformer.",
     )
 
 
@@ -1272,7 +1287,9 @@ def diffusers_sd_3() -> Any:
 def musubi_qwen_image_with_metadata() -> Any:
     found = diffuser("QwenImageTransformer2DModel", **QWEN_IMAGE)
     pattern = r"(attn\.(to_[qkv]|to_out\.0|add_[qkv]_proj|to_add_out)|_mlp\.net\.(0\.proj|2)|_mod\.1)\.weight"
-    return kohya(found, pattern, 16), {"metadata": {"ss_base_model_version": "qwen_image", "ss_network_dim": "16"}}
+    return kohya(found, pattern, 16), {
+        "metadata": {"ss_base_model_version": "qwen_image", "ss_network_dim": "16"}
+    }
 
 
 @file(kind="LoRA", base="Qwen/Qwen2.5-7B-Instruct", rank=[64, 64])

@@ -636,8 +636,8 @@ class Checkpoints:
             return partial(_read_by, loader)
 
         def read_alone(folder: str, commit: Commit) -> Any:
-            if len(commit.files) > 1:
-                alone = _states(self._framework or commit.framework)
+            alone = _states(self._framework or commit.framework)
+            if len(commit.files) > 1 or alone.has_parts(into):
                 return _read_by(alone.loader(into, types, how, device, ranks), folder, commit)
             states = _states(self._framework_of(into, _imported(commit.framework)))
             move = placed(self.load, states.whole.mover, device)

@@ -184,6 +184,10 @@ class States:
         record = encoder.metadata(state)
         return lambda path, how: self.write(encoder.tensors, record, path, how)
 
+    def has_parts(self, tree: Any) -> bool:
+        """Return whether `tree` has tensors of several ranks, whose states are placed as they are."""
+        return False
+
     def saved_tree(
         self, tree: Any, destination: Path | Writable, how: Saving, states: Mapping[int, Any]
     ) -> ingot.SaveFuture | None:

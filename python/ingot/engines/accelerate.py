@@ -13,12 +13,13 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from secrets import token_hex
+from sys import modules
 from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 import torch
 
-from ingot._base.options import DEFAULT_LOADING, Saving
+from ingot._base.options import DEFAULT_LOADING, Saving, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._native import Checkpoint
 from ingot._ranks.peers import Peers
@@ -42,6 +43,7 @@ _KEY = "ingot.accelerate"
 _SHARDED = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "XLA")
 
 
+@takes()
 def save_state(accelerator: Accelerator, directory: Path) -> None:
     """Save everything that ``Accelerator.save_state`` saves, without pickle.
 
@@ -73,8 +75,9 @@ def save_state(accelerator: Accelerator, directory: Path) -> None:
     >>> model, optimizer = accelerator.prepare(model, optimizer)  # doctest: +SKIP
     >>> save_state(accelerator, "checkpoint")  # doctest: +SKIP
     """
+    given = checked(save_state, locals(), accelerator=_known_accelerator)
     _check(accelerator, accelerator._save_model_state_pre_hook)
-    folder, peers = os.fsdecode(directory), _peers()
+    folder, peers = os.fsdecode(given["directory"]), _peers()
     saved = token_hex(8)
     if peers is not None:
         saved = peers.broadcast(saved, "saving a state")
@@ -92,6 +95,7 @@ def save_state(accelerator: Accelerator, directory: Path) -> None:
             _remove_others(folder, saved)
 
 
+@takes()
 def load_state(accelerator: Accelerator, directory: Path) -> None:
     """Load what `save_state` saved into the objects of an accelerator. No code in a file is run.
 
@@ -131,8 +135,9 @@ def load_state(accelerator: Accelerator, directory: Path) -> None:
     >>> model, optimizer = accelerator.prepare(model, optimizer)  # doctest: +SKIP
     >>> load_state(accelerator, "checkpoint")  # doctest: +SKIP
     """
+    given = checked(load_state, locals(), accelerator=_known_accelerator)
     _check(accelerator, accelerator._load_model_state_pre_hook)
-    folder, peers = os.fsdecode(directory), _peers()
+    folder, peers = os.fsdecode(given["directory"]), _peers()
     move, registered = states.whole.mover(None), _registered(accelerator)
     saved = ""
 
@@ -156,6 +161,15 @@ def load_state(accelerator: Accelerator, directory: Path) -> None:
 
 
 _HOW = Saving(metadata={"format": "pt"}, overwrite=True)
+
+
+def _known_accelerator(accelerator: Any) -> Any:
+    """Raise if the argument is not an Accelerator, which only accelerate makes."""
+    library = modules.get("accelerate")
+    if library is None or not isinstance(accelerator, library.Accelerator):
+        found = f"{type(accelerator).__name__} {accelerator!r}"
+        raise TypeError(f"accelerator must be an accelerate.Accelerator, found {found:.200}")
+    return accelerator
 
 
 def _check(accelerator: Any, hooks: Mapping[Any, Any]) -> None:

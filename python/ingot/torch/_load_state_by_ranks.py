@@ -28,6 +28,7 @@ from ingot._state import optimizers
 from ingot._state.decoder import fault
 from ingot._state.objects import TreePath, is_live, spelled, within
 from ingot._state.restoring import Contents, Restoring, selected
+from ingot._state.wrappers import Naming, unwrapped
 from ingot._write.states import tree_of
 from ingot.errors import CheckpointError
 
@@ -166,7 +167,7 @@ class Loader:
             node = selected(node, Contents(names_of, names_of), self._how)
         restoring = Restoring(contents, self._states, self._into, self._types, is_partial)
         restoring.rank, restoring.ranks = self._ranks.rank, self._ranks.size
-        restoring.known = self._states.prepare(restoring)
+        restoring.known = self._states.prepare(restoring, {})
         restoring.planned(node)
         for live in _optimizers_in(restoring, node):
             _plan_distributed(live, restoring, contents)
@@ -217,7 +218,8 @@ def _names_of(lives: Mapping[TreePath, Any]) -> dict[TreePath, set[str]]:
     found: dict[TreePath, set[str]] = {}
     for path, live in lives.items():
         if isinstance(live, torch.nn.Module):
-            found[path] = {*optimizers.unwrapped(live).state_dict(keep_vars=True)}
+            module = unwrapped(live)
+            found[path] = {*Naming(module).without(module.state_dict(keep_vars=True))}
         elif isinstance(live, torch.optim.Optimizer):
             names = optimizers.names_for(live, modules)
             if names is not None:

@@ -12,7 +12,7 @@ import ingot
 from ingot._adapters.face import Whole
 from ingot._base.options import Loading, Saving
 from ingot._native import Checkpoint, TensorInfo
-from ingot._ranks.local import whole_shape
+from ingot._ranks.local import is_distributed, is_dtensor, whole_shape
 from ingot._read.door import Reads
 from ingot._read.load import tensors
 from ingot._read.moves import Moving
@@ -20,7 +20,7 @@ from ingot._read.select import Label
 from ingot._state import optimizers
 from ingot._state.decoder import fault
 from ingot._state.face import Prepared, States, other_shape, payload
-from ingot._state.objects import TreePath, is_live, spelled
+from ingot._state.objects import TreePath, is_live, spelled, within
 from ingot._state.restoring import Contents, Live, Restoring, Stored
 from ingot._state.rng import RNG as RNG
 from ingot._state.wrappers import Naming, unwrapped
@@ -73,6 +73,13 @@ class _States(States):
 
         return Loader(self, into, types, how, device, ranks)
 
+    def has_parts(self, tree: Any) -> bool:
+        for _, value in within(tree):
+            tensors = value.parameters() if isinstance(value, torch.nn.Module) else [value]
+            if any(map(is_distributed, tensors)):
+                return True
+        return False
+
     def place(self, own: Any, stored: Stored, path: TreePath, restoring: Restoring) -> None:
         if whole_shape(own) != stored.shape:
             raise other_shape(restoring.shown, path, whole_shape(own), stored.shape)
@@ -81,6 +88,7 @@ class _States(States):
     def write(
         self, stored: dict[str, Any], record: dict[str, str], destination: Path | Writable, how: Saving
     ) -> ingot.SaveFuture | None:
+        stored = {name: _whole(one) for name, one in stored.items()}
         own = {name: one for name, one in stored.items() if isinstance(one, torch.Tensor)}
         views = views_among(_plain_ones(own), "save `tensor.clone()` of one of them")
         stored = {name: one for name, one in stored.items() if name not in views}
@@ -128,6 +136,11 @@ class _States(States):
         is_module = isinstance(live.value, torch.nn.Module)
         value = unwrapped(live.value) if is_module else live.value
         value.load_state_dict(live.state)
+
+
+def _whole(tensor: Any) -> Any:
+    """Return the plain tensor of a DTensor on a mesh of one rank, which has all of its values."""
+    return tensor.to_local() if is_dtensor(tensor) and tensor.device_mesh.size() == 1 else tensor
 
 
 def _module_state(live: Live, module: torch.nn.Module, is_partial: bool) -> Mapping[str, Any]:

@@ -153,3 +153,9 @@ def test_accelerator_keeps_the_state_of_the_last_save(tmp_path: Path) -> None:
     (tmp_path / names[0]).unlink()
     with pytest.warns(RuntimeWarning, match="no random number generators of process 0"):
         ours.load_state(one, tmp_path)
+
+
+@pytest.mark.parametrize("call", [ours.save_state, ours.load_state])
+def test_wrong_directory_of_an_accelerator_is_named(call: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{call.__name__}\(\): directory: expected a path, .*found int"):
+        call(Accelerator(cpu=True), 5)
