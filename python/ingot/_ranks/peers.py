@@ -188,13 +188,14 @@ class Peers:
             A rank does not call it within a minute.
         """
         there = object.__new__(cls)
-        there.group = dist.group.WORLD if group is None else group
+        own: Any = dist.group.WORLD if group is None else group
+        there.group = own
         there.rank, there.size = dist.get_rank(there.group), dist.get_world_size(there.group)
         there._number = 0
         store: Any = c10d._get_default_store()
         # A separate client, since a client that waits for a key holds its lock.
         store = store.clone() if hasattr(store, "clone") else store
-        there._store = c10d.PrefixStore(f"ingot/{there.group.group_name}/{called}", store)
+        there._store = c10d.PrefixStore(f"ingot/{own.group_name}/{called}", store)
         there._cpu = there._apart = None
         try:
             there._store.set(f"met/{there.rank}", "")

@@ -329,6 +329,7 @@ class Reader(StorageReader):
         with _step(peers, "planning"):
             items = [item for item in plan.items if item.type is LoadItemType.TENSOR]
             resolved = [(item, planner.resolve_tensor(item).detach()) for item in items]
+        held: list[tuple[ReadItem, io.BytesIO]] = []
         for left in reversed(range(door.TRIES)):
             try:
                 self._read(resolved, peers)
