@@ -568,6 +568,10 @@ def line(words: str, url: str, *more: str) -> list[str]:
     typed = words.split()
     for parameter in command.params:
         if isinstance(parameter, click.Argument):
+            if parameter.name == "words":
+                # Paths, and then keys or pairs.
+                typed += [url, "title=b"]
+                continue
             assert parameter.name in PLACES or parameter.name in TYPED, (
                 f"say in TYPED what {parameter.name} is"
             )
