@@ -237,6 +237,71 @@ def test_tensors_of_all_ranks_are_stored_once(tmp_path: Path, two: Ranks) -> Non
     assert raised.value.code == "state-of-ranks"
 
 
+def normed(wrap: str) -> torch.nn.Module:
+    """A replicated model whose statistics of batches differ between the ranks."""
+    torch.manual_seed(0)
+    parallel = torch.nn.parallel.DistributedDataParallel
+    inner: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    model = parallel(inner, broadcast_buffers=wrap != "without broadcasts")
+    for step in range(3):
+        torch.manual_seed(10 * step + dist.get_rank())
+        model(torch.rand(8, 4)).sum().backward()
+    if wrap == "inside":
+        return torch.nn.ModuleDict({"body": model})
+    return inner if wrap == "its module" else model
+
+
+def saved_normed(folder: Path, wrap: str) -> tuple[tuple[str, str, str | None], list[float]]:
+    model = normed(wrap)
+    mean: Any = next(one for name, one in model.named_buffers() if name.endswith("running_mean"))
+    return kept(folder, lambda rank: {"model": model, "step": 1}), mean.tolist()
+
+
+def loaded_normed(folder: Path, wrap: str) -> list[float]:
+    model = normed(wrap)
+    ingot.Checkpoints(folder).load(into={"model": model, "step": 0})
+    mean: Any = next(one for name, one in model.named_buffers() if name.endswith("running_mean"))
+    found: list[float] = mean.tolist()
+    return found
+
+
+@pytest.mark.parametrize("wrap", ["", "inside"])
+def test_buffers_that_ddp_broadcasts_are_of_the_sending_rank(wrap: str, tmp_path: Path, two: Ranks) -> None:
+    found = two.run(saved_normed, tmp_path, wrap)
+    assert [raised for raised, _ in found] == [("", "", None)] * 2
+    first, second = (mean for _, mean in found)
+    assert first != second
+    assert two.run(loaded_normed, tmp_path, wrap) == [first, first]
+
+
+@pytest.mark.parametrize("wrap", ["its module", "without broadcasts"])
+def test_other_buffers_that_differ_are_refused_with_a_way_out(wrap: str, tmp_path: Path, two: Ranks) -> None:
+    for (kind, message, code), _ in two.run(saved_normed, tmp_path, wrap):
+        assert (kind, code) == ("SaveError", "ranks-differ")
+        assert "tensor `model.1.running_mean`: ranks 0 and 1 of 2 have different values" in message
+        assert "put the DistributedDataParallel that broadcasts it into the state" in message
+
+
+def tied() -> torch.nn.Module:
+    """Two names of a parameter whose only row is on the first rank."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(3, 1, bias=False))
+    model[1].weight = model[0].weight
+    torch.nn.init.ones_(model[0].weight)
+    return fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def resumed_tied(folder: Path) -> tuple[tuple[str, str, str | None], list[list[float]]]:
+    raised = kept(folder, lambda rank: {"model": tied()})
+    model: Any = tied()
+    torch.nn.init.zeros_(model[0].weight)
+    ingot.Checkpoints(folder).load(into={"model": model})
+    return raised, whole(model[1].weight).tolist()
+
+
+def test_tied_parameters_with_an_empty_part_are_stored_once(tmp_path: Path, two: Ranks) -> None:
+    assert two.run(resumed_tied, tmp_path) == [(("", "", None), [[1.0, 1.0, 1.0]])] * 2
+
+
 def different(rank: int) -> Any:
     return {"weights": torch.full((5,), float(rank))}
 

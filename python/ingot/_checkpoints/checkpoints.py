@@ -131,8 +131,9 @@ class Checkpoints:
 
     **Ranks** of torch.distributed make the same calls. Each writes a file with its parts of DTensors and of
     tensors with the attributes of ``CheckpointableTensor``. A plain tensor is stored once, after all ranks
-    that have it have compared their values. The state of another object than a module or an optimizer, such
-    as a random number generator, is stored once if it is the same on all ranks, and otherwise for each rank.
+    that have it have compared their values. A buffer that ``DistributedDataParallel`` broadcasts is stored by
+    the sending rank, without a comparison. The state of another object than a module or an optimizer, such as
+    a random number generator, is stored once if it is the same on all ranks, and otherwise for each rank.
     The first rank chooses steps, holds the lease and deletes. Ranks use connections of their own, and none
     of the program's process groups. If one fails, all raise: it raises its own error, and the others raise
     `RankError` with the rank and the error.

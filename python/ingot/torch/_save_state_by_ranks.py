@@ -1,8 +1,9 @@
 """Save a training state by many ranks: each writes a file with the parts of tensors that it holds.
 
-A tensor that several ranks hold whole is stored once, after they have compared their values. The first rank
-has the tree. An object with a state of its own, such as a random number generator, is stored once if all
-ranks have the same state, and otherwise once for each rank.
+A tensor that several ranks hold whole is stored once, after they have compared their values. A buffer that
+DistributedDataParallel broadcasts is stored by the sending rank. The first rank has the tree. An object with
+a state of its own, such as a random number generator, is stored once if all ranks have the same state, and
+otherwise once for each rank.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors
+from torch.nn.parallel import DistributedDataParallel
 
 from ingot import SaveFuture
 from ingot._base.options import Saving
@@ -61,11 +64,14 @@ class Encoded(Encoder):
     ----------
     apart : list of Apart
         The states apart. The node of each is a list with its number under the tag.
+    left : set
+        The keys of tensors that another rank stores.
     """
 
     def __init__(self, states: Mapping[int, Any], apart: set[int]) -> None:
         super().__init__("torch", states)
         self.apart: list[Apart] = []
+        self.left: set[Any] = set()
         self._dtensor = dtensor_class()
         self._ids = apart
 
@@ -75,7 +81,9 @@ class Encoded(Encoder):
             return tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
         if isinstance(tensor, self._dtensor):
             local = tensor._local_tensor
-            return local.data_ptr() or id(tensor), tensor._spec.tensor_meta, local.shape, local.stride()
+            # An empty part has no address, and is tied where the other ranks' parts are.
+            place = local.data_ptr() or (local.untyped_storage()._cdata, local.storage_offset())
+            return place, tensor._spec.tensor_meta, local.shape, local.stride()
         return id(tensor)
 
     def _object(self, value: Any, path: TreePath) -> Any:
@@ -122,7 +130,7 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
     `known` has the plan of the save before, and then the plan of this one.
     """
     with peers.step("looking at the state"):
-        encoded, text, joint = _encoded(states, state)
+        encoded, text, joint = _encoded(states, state, peers)
         names, specs = _structure(encoded)
         plan = next((one for one in known if one.names == names and _are_same(one.specs, specs)), None)
         apart = [_digest_of(encoded, one) for one in encoded.apart]
@@ -136,7 +144,7 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
     if plan is None or len({*tokens}) > 1:
         plan = _planned(encoded, names, specs, peers)
         known[:] = [plan]
-    _compare(plan, encoded, peers)
+    _compare(plan, encoded, state, peers)
     nodes = _nodes(encoded, own, shared, peers)
     kind, tensors = dtensor_class(), encoded.tensors
     values = ((name, tensors[name]) for name in plan.mine)
@@ -171,19 +179,39 @@ def _copied(stored: dict[str, Any]) -> dict[str, Any]:
 # Looking at a rank's state
 
 
-def _encoded(states: Any, state: Any) -> tuple[Encoded, bytes, list[TreePath]]:
+def _encoded(states: Any, state: Any, peers: Peers) -> tuple[Encoded, bytes, list[TreePath]]:
     """Return a rank's tensors, the text of its tree, and the paths whose names ranks may share out."""
     lives = {path: value for path, value in within(state) if is_live(value)}
     joint = (torch.nn.Module, torch.optim.Optimizer)
     apart = {id(live) for live in lives.values() if not isinstance(live, joint)}
     encoded = Encoded(states.states_of(lives), apart)
     text = json_of(encoded.node(state, ())).encode()
+    encoded.left = {encoded.key(one) for one in _received(lives.values(), peers)}
     return encoded, text, [path for path, live in lives.items() if isinstance(live, joint)]
+
+
+def _received(lives: Iterable[Any], peers: Peers) -> Iterator[torch.Tensor]:
+    """Yield the buffers that another rank stores, since it sends them to this one before a forward pass."""
+    modules = (one for live in lives if isinstance(live, torch.nn.Module) for one in live.modules())
+    for one in modules:
+        if isinstance(one, DistributedDataParallel) and one.broadcast_buffers:
+            ignored, named = one.parameters_to_ignore, one.module.named_buffers()
+            sent = [buffer for name, buffer in named if name not in ignored]
+            if sent and _is_received(one.process_group, peers):
+                yield from sent
+
+
+def _is_received(group: Any, peers: Peers) -> bool:
+    """Return whether another rank sends in a group, and saves too."""
+    sender = dist.get_global_rank(group, 0)
+    return sender != dist.get_rank() and sender in dist.get_process_group_ranks(peers.group)
 
 
 def _structure(encoded: Encoded) -> tuple[list[str], list[Any]]:
     """Return the names of this rank's tensors, and the facts that decide which rank writes each."""
     apart = {name for one in encoded.apart for name in one.names}
+    if encoded.left:
+        apart |= {name for name, one in encoded.tensors.items() if encoded.key(one) in encoded.left}
     names = [name for name in encoded.tensors if name not in apart] if apart else [*encoded.tensors]
     kind, tensors = dtensor_class(), encoded.tensors
     values = (tensors[name] for name in names) if apart else tensors.values()
@@ -450,7 +478,7 @@ def _filled(tree: str, nodes: list[Any]) -> str:
 # Values that several ranks hold
 
 
-def _compare(plan: Plan, encoded: Encoded, peers: Peers) -> None:
+def _compare(plan: Plan, encoded: Encoded, state: Any, peers: Peers) -> None:
     """Raise on all ranks if tensors that several ranks hold have different values."""
     doing = "comparing tensors that several ranks have"
     groups = plan.replicas.items()
@@ -466,12 +494,21 @@ def _compare(plan: Plan, encoded: Encoded, peers: Peers) -> None:
     for at, name in enumerate(plan.replicas[ranks]):
         other = next((rank for rank in ranks if each[rank][at] != each[ranks[0]][at]), None)
         if other is not None:
-            raise _mixed(name, ranks[0], other, peers)
+            is_buffer = encoded.key(encoded.tensors.get(name)) in _buffer_keys(encoded, state)
+            raise _mixed(name, ranks[0], other, peers, is_buffer)
 
 
-def _mixed(name: str, first: int, rank: int, peers: Peers) -> SaveError:
+def _buffer_keys(encoded: Encoded, state: Any) -> set[Any]:
+    modules = (value for _, value in within(state) if isinstance(value, torch.nn.Module))
+    return {encoded.key(buffer) for module in modules for buffer in module.buffers()}
+
+
+def _mixed(name: str, first: int, rank: int, peers: Peers, is_buffer: bool) -> SaveError:
     reason = f"ranks {first} and {rank} of {peers.size} have different values, and a tensor is stored once"
     way_out = "broadcast it, call it differently on each rank, or have an object with state_dict keep it"
+    if is_buffer:
+        wrapper = "put the DistributedDataParallel that broadcasts it into the state, not its module"
+        way_out = f"{wrapper}; or make it equal, by SyncBatchNorm or torch.distributed.broadcast"
     return located(SaveError, f"{reason}: {way_out}", code="ranks-differ", tensor=name, found=rank)
 
 
