@@ -6,6 +6,8 @@ import errno
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -616,3 +618,29 @@ def saved_after(folder: Path) -> None:
     with ingot.Checkpoints(folder) as checkpoints:
         checkpoints.load()
         checkpoints.save(2, {"weights": torch.full((5,), 2), "rank": Own(dist.get_rank())})
+
+
+WITHOUT_A_BLOCK = """
+import sys
+import torch, torch.distributed as dist
+import ingot
+
+rank, store, folder = int(sys.argv[1]), *sys.argv[2:]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+checkpoints = ingot.Checkpoints(folder)
+checkpoints.save(1, {"weights": torch.ones(3)})
+"""
+
+
+def test_ranks_without_a_with_block_save_and_exit(tmp_path: Path) -> None:
+    own = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-c", WITHOUT_A_BLOCK]
+    facts = [str(tmp_path / "store"), str(tmp_path / "run")]
+    ranks = [subprocess.Popen([*command, str(rank), *facts], env=own) for rank in range(2)]
+    try:
+        assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert ingot.Checkpoints(tmp_path / "run").steps() == [1]

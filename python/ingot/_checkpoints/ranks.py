@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from sys import modules
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from weakref import finalize
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -86,6 +87,9 @@ class Ranks:
         self._process_group = process_group
         # Both, or none while there are no ranks.
         self._made: list[Any] = []
+        # Connections that are released otherwise wait for the other ranks to release theirs. At exit, the
+        # system closes them: an interpreter that ends starts no threads.
+        finalize(self, _close, self._made).atexit = False
         self._name = ""
         self._times = 0
 
@@ -99,20 +103,15 @@ class Ranks:
 
     def end(self, is_failed: bool) -> None:
         """Close the connections. Ranks that wait for one that has failed raise."""
-        for peers in self._made:
-            if is_failed:
+        if is_failed:
+            for peers in self._made:
                 peers.leave()
-            else:
-                peers.close()
-        self._made = []
-
-    def __del__(self) -> None:
-        # Connections that are released otherwise wait for the other ranks to release theirs.
-        self.end(is_failed=False)
+            self._made.clear()
+        _close(self._made)
 
     def _peers(self) -> tuple[Together, Together]:
         if not self._made or any(peers.is_lost for peers in self._made):
-            self._made = self._connected()
+            self._made[:] = self._connected()
         return (ALONE, ALONE) if not self._made else (self._made[0], self._made[1])
 
     def _connected(self) -> list[Any]:
@@ -131,3 +130,9 @@ class Ranks:
         self._times += 1
         name = f"{self._name}/{self._times}"
         return [Peers.separate(self._process_group, f"{name}/{use}") for use in ("calls", "background")]
+
+
+def _close(made: list[Any]) -> None:
+    for peers in made:
+        peers.close()
+    made.clear()
