@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -374,7 +374,7 @@ def constant(rank: int) -> Any:
         ("directory", "rank 1 of 2 has another directory than rank 0"),
         ("step", "rank 1 of 2 has another step than rank 0.*expected 0, found 1"),
         ("metrics", "rank 1 of 2 has other metrics than rank 0"),
-        ("type", "step must be an int|rank 1 of 2 failed in comparing the arguments"),
+        ("type", "step must be an int|rank 1 of 2 failed in comparing the arguments of save"),
     ],
 )
 def test_ranks_with_other_arguments_are_refused(what: str, says: str, tmp_path: Path, two: Ranks) -> None:
@@ -386,6 +386,47 @@ def test_ranks_with_other_arguments_are_refused(what: str, says: str, tmp_path: 
 
 
 # Failures of one rank
+
+
+def different_calls(folder: Path, calls: tuple[str, str]) -> tuple[str, str | None]:
+    """What the ranks raise if each makes a call of its own, or the same after one of the first rank."""
+    checkpoints = ingot.Checkpoints(folder)
+    call = calls[dist.get_rank()]
+    try:
+        if call == "signal":
+            checkpoints.save_on_signal(signal.SIGUSR1)
+            checkpoints.stopping()
+        elif call == "load":
+            checkpoints.load()
+        elif call == "steps":
+            checkpoints.steps()
+        checkpoints.save(1, {"step": 1})
+    except ingot.RankError as error:
+        return str(error), error.code
+    finally:
+        # The end of a block restores the handler.
+        with suppress(ingot.RankError), checkpoints:
+            pass
+    return "", None
+
+
+@pytest.mark.parametrize(
+    ("calls", "other"),
+    [
+        (("steps", "save"), "is comparing the arguments of save, and rank 0 is listing the steps"),
+        (
+            ("save", "load"),
+            "is comparing the arguments of load, and rank 0 is comparing the arguments of save",
+        ),
+        (("save", "signal"), "is asking for signals, and rank 0 is comparing the arguments of save"),
+    ],
+)
+def test_ranks_that_make_other_calls_are_refused(
+    calls: tuple[str, str], other: str, tmp_path: Path, two: Ranks
+) -> None:
+    for message, code in two.run(different_calls, tmp_path, calls):
+        assert (message.partition(":")[0], code) == (f"rank 1 of 2 {other}", "ranks-differ")
+    assert not [*tmp_path.iterdir()]
 
 
 def full_disk(*given: Any, **options: Any) -> Any:

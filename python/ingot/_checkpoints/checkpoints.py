@@ -340,7 +340,7 @@ class Checkpoints:
             rules = {"keep and best": tuple(self._rules), "background": given["background"]}
             return {**own, **rules}, (given["step"], given["metrics"], token_hex(8))
 
-        found = ranks.same(compared, "comparing the arguments")
+        found = ranks.same(compared, "comparing the arguments of save")
         step, metrics, called = found[0]
         for rank, (_, other, _) in enumerate(found):
             if other is not None and _spelled(other) != _spelled(metrics or {}):
@@ -590,7 +590,7 @@ class Checkpoints:
             asked.append(look())
             return {"directory": os.path.realpath(self._directory), "step": asked[0]["step"]}, None
 
-        ranks.same(compared, "comparing the arguments")
+        ranks.same(compared, "comparing the arguments of load")
         work = self._loading(ranks, asked[0])
         seen, step = self.steps(), asked[0]["step"]
         if step is not None:
@@ -681,7 +681,7 @@ class Checkpoints:
                 step = look()
                 return {"directory": os.path.realpath(self._directory), "step": step}, step
 
-            step = ranks.same(compared, "comparing the arguments")[0]
+            step = ranks.same(compared, doing)[0]
             with ranks.step(doing):
                 if ranks.rank == 0:
                     work(step)

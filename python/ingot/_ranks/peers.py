@@ -254,7 +254,22 @@ class Peers:
         return gloo
 
     def gather(self, mine: Any, doing: str) -> list[Any]:
-        """Return the objects of all ranks, in their order."""
+        """Return the objects of all ranks, in their order.
+
+        Raises
+        ------
+        RankError
+            A rank is `doing` something else (``code`` is ``"ranks-differ"``), or failed.
+        """
+        found = self._objects((doing, mine), doing)
+        for rank, (other, _) in enumerate(found):
+            if other != found[0][0]:
+                reason = f"is {other}, and rank 0 is {found[0][0]}"
+                way_out = "all ranks have to make the same calls in the same order"
+                raise self.error(rank, f"{reason}: {way_out}", "ranks-differ")
+        return [one for _, one in found]
+
+    def _objects(self, mine: Any, doing: str) -> list[Any]:
         data = pickle.dumps(mine)
         heads = self._gathered(_begin(data), _SHORT_NBYTES, doing)
         most = max(int.from_bytes(one[:8], "little") for one in heads)
@@ -335,7 +350,7 @@ class Peers:
         self._wait(lambda: dist.all_reduce(code, dist.ReduceOp.MAX, self._cpu, async_op=True), doing)
         if int(code) < 2:
             return bool(code)
-        self._raise(fault, self.gather(self._problem(fault, doing), doing), doing)
+        self._raise(fault, self._objects(self._problem(fault, doing), doing), doing)
         return False
 
     def _problem(self, fault: BaseException | None, doing: str) -> Problem | None:
