@@ -96,6 +96,9 @@ class CheckpointMixin:
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         inner: Any = super()
         inner._save(output_dir, state_dict)
+        # Every rank calls this, and the directory may be made by another one.
+        if not self.args.should_save:
+            return
         folder = Path(output_dir or self.args.output_dir)
         (folder / "training_args.json").write_text(self.args.to_json_string(), "utf-8")
         (folder / "training_args.bin").unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def test_trainer_rejects_a_checkpoint_without_states(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2" / "optimizer.pt").touch()
     with raises(ingot.CheckpointError, "the Trainer saved optimizer.pt without ingot", code="no-state"):
         trainer(tmp_path).train(resume_from_checkpoint=True)
+
+
+def test_trainer_writes_arguments_on_the_rank_that_saves(tmp_path: Path) -> None:
+    # On another rank the directory may not exist yet, which depends on the timing of real ranks.
+    with mock.patch.object(TrainingArguments, "should_save", False):
+        trainer(tmp_path / "run").save_model(str(tmp_path / "weights"))
+    assert not (tmp_path / "weights").exists()
+    trainer(tmp_path / "run").save_model(str(tmp_path / "weights"))
+    names = {path.name for path in (tmp_path / "weights").iterdir()}
+    assert "training_args.json" in names
+    assert "training_args.bin" not in names
 
 
 def test_trainer_restores_the_scaler(tmp_path: Path) -> None:
