@@ -1312,6 +1312,114 @@ def qwen_2_5_gptq_8_bit() -> Any:
     return quantised(transformer("qwen2", "F16", **QWEN25), gptq(8)), {"config.json": config}
 
 
+# Models with the names of others. A statement about them would be wrong.
+
+
+ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1}
+
+
+@file(kind="text encoder", base="XLM-RoBERTa", rank=None)
+def xlm_roberta_base() -> Any:
+    return transformer("xlm-roberta", "F32", "AutoModel", **{**ROBERTA, "vocab_size": 250002})
+
+
+@file(kind="text encoder", base="RoBERTa or a model with its layout", rank=None)
+def camembert_base() -> Any:
+    return transformer("camembert", "F32", "AutoModel", **{**ROBERTA, "vocab_size": 32005})
+
+
+@file(kind="text encoder", base="RoBERTa or data2vec", rank=None)
+def data2vec_text() -> Any:
+    return transformer("data2vec-text", "F32", "AutoModel", **ROBERTA)
+
+
+@file(kind="text encoder", base="data2vec-text", rank=None)
+def data2vec_text_with_config() -> Any:
+    beside = {"config.json": {"model_type": "data2vec-text"}}
+    return transformer("data2vec-text", "F32", "AutoModel", **ROBERTA), beside
+
+
+@file(kind="text encoder", base="BERT or a model with its layout", rank=None)
+def ernie_of_other_vocabulary() -> Any:
+    return transformer("ernie", "F32", "AutoModel", vocab_size=18000)
+
+
+@file(kind=None, base=None, rank=None)
+def luke_base() -> Any:
+    return transformer("luke", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def megatron_bert() -> Any:
+    return transformer("megatron-bert", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def mobilebert() -> Any:
+    return transformer("mobilebert", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def rembert() -> Any:
+    return transformer("rembert", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def xmod_base() -> Any:
+    return transformer("xmod", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def ibert_base() -> Any:
+    return transformer("ibert", "F32", "AutoModel", **ROBERTA)
+
+
+@file(kind=None, base=None, rank=None)
+def nystromformer() -> Any:
+    return transformer("nystromformer", "F32", "AutoModelForMaskedLM")
+
+
+@file(kind=None, base=None, rank=None)
+def git_base() -> Any:
+    return transformer("git", "F32", "GitForCausalLM")
+
+
+@file(kind=None, base=None, rank=None)
+def t5gemma_2b() -> Any:
+    return transformer("t5gemma", "F32", "T5GemmaModel")
+
+
+@file(kind=None, base=None, rank=None)
+def t5gemma_2() -> Any:
+    return transformer("t5gemma2", "F32", "T5Gemma2ForConditionalGeneration")
+
+
+@file(kind=None, base=None, rank=None)
+def helios() -> Any:
+    return diffuser("HeliosTransformer3DModel")
+
+
+@file(kind="VAE", base=None, rank=None)
+def allegro_vae() -> Any:
+    return diffuser("AutoencoderKLAllegro")
+
+
+@file(kind="VAE", base=None, rank=None)
+def spectrogram_vae() -> Any:
+    return vae(in_channels=1, out_channels=1)
+
+
+@file(kind="VAE", base=None, rank=None)
+def vae_of_three_levels() -> Any:
+    blocks = {"down_block_types": ("DownEncoderBlock2D",) * 3, "up_block_types": ("UpDecoderBlock2D",) * 3}
+    return diffuser("AutoencoderKL", block_out_channels=(128, 256, 512), layers_per_block=2, **blocks)
+
+
+@file(kind=None, base=None, rank=None)
+def audio_unet() -> Any:
+    return diffuser("UNet2DConditionModel", cross_attention_dim=768, in_channels=8, out_channels=8)
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:] or FILES:
         text = json.dumps(FILES[name](), indent=1) + "\n"
