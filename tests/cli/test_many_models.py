@@ -70,6 +70,45 @@ def test_summary_continues_after_a_broken_file(folder: Path) -> None:
     assert sum("error" in one for one in models) == 1
 
 
+def test_csv_holds_no_formula(tmp_path: Path) -> None:
+    for number, title in enumerate(("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", " =1", "-1.5", "a=b")):
+        lora(tmp_path / f"{number}.safetensors", 1, {"title": title})
+    rows = list(csv.DictReader(io.StringIO(good(tmp_path, "--csv").out)))
+    titles = [row["title"] for row in rows]
+    assert titles == ["'=cmd|' /C calc'!A0", "'+1+1", "'-2+3", "'@SUM(A1)", "' =1", "-1.5", "a=b"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls"],
+        ["hash", "-a", "autov3"],
+        ["meta", "get"],
+        ["modelspec", "validate"],
+        ["modelspec", "show"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_listing_continues_after_a_broken_file(folder: Path, words: list[str], as_json: bool) -> None:
+    broken = folder / "style2.safetensors"
+    broken.write_bytes(b"\xff" * 20)
+    found = run(*words, folder, *(["--json"] if as_json else []))
+    assert found.code == 1
+    assert found.err.count("error: ") == 1
+    assert str(broken) in found.err
+    assert all(f"style{number}.safetensors" in found.out for number in (1, 10))
+    if as_json:
+        (listed,) = found.json().values()
+        assert [one["path"] for one in listed if "error" in one] == [str(broken)]
+
+
+def test_hash_rejects_an_unknown_algorithm_once(folder: Path) -> None:
+    found = run("hash", folder, "-a", "sha255")
+    assert found.code == 2
+    assert found.err.count("error: ") == 1
+
+
 def test_folder_of_shards_and_files_has_a_line_for_each_model(tmp_path: Path) -> None:
     ingot.numpy.save_file({"a": numpy.zeros(1000), "b": numpy.zeros(1000)}, tmp_path / "whole.safetensors")
     for name in ("a", "b"):

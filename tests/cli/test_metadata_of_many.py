@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 import numpy
@@ -96,6 +97,40 @@ def test_meta_continues_after_a_model_that_fails(folder: Path) -> None:
     assert ended.code == 2
     assert "gone.safetensors" in ended.err
     assert metadata(folder / "a.safetensors")["k"] == metadata(folder / "b.safetensors")["k"] == "v"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["meta", "set"], ["author=me"]),
+        (["meta", "set", "--files"], ["author=me"]),
+        (["meta", "rm"], ["ss_*"]),
+        (["meta", "rm", "--files"], ["ss_*"]),
+        (["meta", "clean"], []),
+        (["modelspec", "set"], ["author=me", "--hash"]),
+    ],
+    ids=lambda words: " ".join(words) or None,
+)
+def test_change_of_many_reports_an_unreadable_model_and_continues(
+    folder: Path, before: list[str], after: list[str]
+) -> None:
+    save_file({"w": numpy.zeros(4)}, folder / "c.safetensors", METADATA)
+    first, broken, *others = sorted(folder.iterdir())
+    broken.write_bytes(b"\xff" * 20)
+    headers = {path: metadata(path) for path in (first, *others)}
+    found = run(*before, first, broken, *others, *after, "--json")
+    assert found.code == 1
+    assert [one["path"] for one in found.json()["models"] if "error" in one] == [str(broken)]
+    assert broken.read_bytes() == b"\xff" * 20
+    assert all(metadata(path) != pairs for path, pairs in headers.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFO")
+def test_modelspec_thumbnail_does_not_wait_for_a_pipe(folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    found = run("modelspec", "set", folder, "--thumbnail", tmp_path / "pipe.png")
+    assert found.code == 2
+    assert "is not a regular file" in found.err
 
 
 def test_modelspec_of_several_models(folder: Path) -> None:

@@ -13,11 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import fields, is_dataclass
 from errno import errorcode
 from functools import wraps
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TextIO
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TextIO, TypeVar
 
 import click
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ingot.typing import Tell
 
     P = ParamSpec("P")
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # The text form of names, numbers and sizes, and tables of them.
 
@@ -94,14 +98,25 @@ def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 
 def comma_separated(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows as lines of CSV (RFC 4180). Control characters are escaped."""
+    """Yield the rows as lines of CSV (RFC 4180). Control characters are escaped.
+
+    A text that a spreadsheet would run as a formula begins with an apostrophe.
+    """
     import csv
     import io
 
     for row in rows:
         line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow(map(shown, row))
+        csv.writer(line, lineterminator="").writerow([_not_a_formula(shown(cell)) for cell in row])
         yield line.getvalue()
+
+
+def _not_a_formula(cell: str) -> str:
+    return f"'{cell}" if _FORMULA.match(cell) and not _SIGNED_NUMBER.fullmatch(cell) else cell
+
+
+_FORMULA = re.compile(r"\s*[=+\-@]")
+_SIGNED_NUMBER = re.compile(r"[+-](\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)?")
 
 
 def aligned(
@@ -450,6 +465,52 @@ csv = click.option(
     callback=_keep_csv,
     help="Print the table as CSV, with titles.",
 )
+
+
+class OfEach(Generic[T]):
+    """The results of the same work on several models, or the error of the only one.
+
+    A model that fails is reported, and the work continues with the next one.
+    """
+
+    def __init__(
+        self,
+        screen: Screen,
+        models: Sequence[str],
+        work: Callable[[str], T],
+        is_single: bool | None = None,
+    ) -> None:
+        self.is_single = len(models) == 1 if is_single is None else is_single
+        self.found: list[tuple[str, T]] = []
+        # The exit status: the greatest of all models.
+        self.status = 0
+        self._failed: dict[int, dict[str, object]] = {}
+        for at, model in enumerate(models):
+            try:
+                self.found.append((model, work(model)))
+            except OptionError:
+                raise
+            except (SafetensorError, OSError) as error:
+                if self.is_single:
+                    raise
+                self._failed[at] = screen.failed(model, error)
+                self.status = max(self.status, status(error))
+
+    def replaced(self, results: Sequence[R]) -> OfEach[R]:
+        """Return the same with other results, in the same order."""
+        other: OfEach[Any] = copy(self)
+        other.found = [(model, one) for (model, _), one in zip(self.found, results, strict=True)]
+        return other
+
+    @property
+    def errors(self) -> list[dict[str, object]]:
+        """The JSON forms of the errors."""
+        return [*self._failed.values()]
+
+    def in_order(self, of_found: Iterable[Any]) -> list[Any]:
+        """Return a list with an item for each result, and the JSON forms of the errors in their places."""
+        rest = iter(of_found)
+        return [self._failed.get(at) or next(rest) for at in range(len(self.found) + len(self._failed))]
 
 
 def warn(message: str) -> None:

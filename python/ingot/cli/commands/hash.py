@@ -11,7 +11,7 @@ from ingot import _native
 from ingot._base.progress import Several
 from ingot._read import digest as _digest
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, csv, printing
+from ingot.cli.screen import Column, OfEach, Screen, bar, csv, printing
 from ingot.cli.sources import models_of, opened, size_on_disk
 
 
@@ -41,28 +41,39 @@ def command(screen: Screen, paths: tuple[str, ...], algorithms: tuple[str, ...],
         arguments.exclude("--algorithm", "--all", algorithms)
     # The function checks them.
     chosen: Any = _digest.HASHES if everything else algorithms or ("sha256",)
-    files = [file for path in paths for file in _files(path)]
-    rows = []
+    named = OfEach(screen, models_of(paths), _files)
+    files = [file for _, found in named.found for file in found]
     with bar(screen, "Hashing") as tell:
-        sizes = list(map(size_on_disk, files))
-        steps = Several(tell, sum(sizes) * len(chosen))
-        for file, size in zip(files, sizes, strict=True):
-            for algorithm in chosen:
-                digest = _digest.hash(file, algorithm, progress=steps.step(size))
-                rows.append((algorithm, digest, file))
-    rows = [(algorithm, digest, _native.shown_url(file)) for algorithm, digest, file in rows]
+        sizes = {file: _size(file) for file in files}
+        steps = Several(tell, sum(map(sizes.__getitem__, files)) * len(chosen))
+
+        def digests(file: str) -> list[str]:
+            return [_digest.hash(file, name, progress=steps.step(sizes[file])) for name in chosen]
+
+        hashed = OfEach(screen, files, digests)
+    rows = [
+        (algorithm, digest, _native.shown_url(file))
+        for file, found in hashed.found
+        for algorithm, digest in zip(chosen, found, strict=True)
+    ]
     described = [{"file": file, "algorithm": name, "digest": digest} for name, digest, file in rows]
-    screen.answer({"hashes": described})
+    screen.answer({"hashes": [*described, *named.errors, *hashed.errors]})
     if screen.quiet:
         for _, digest, _ in rows:
             screen.result(digest)
     else:
         screen.table((Column("algorithm", whole=True), Column("digest", whole=True), Column("file")), rows)
-    return 0
+    return max(named.status, hashed.status)
 
 
-def _files(path: str) -> list[str]:
+def _files(model: str) -> list[str]:
     # Any file can be hashed, so only a directory or an index is opened.
-    if not (os.path.isdir(path) or path.endswith(".index.json")):
-        return [path]
-    return [file for model in models_of([path]) for file in opened(model).files]
+    return opened(model).files if os.path.isdir(model) or model.endswith(".index.json") else [model]
+
+
+def _size(file: str) -> int:
+    # The work on the file reports that it is missing.
+    try:
+        return size_on_disk(file)
+    except OSError:
+        return 0

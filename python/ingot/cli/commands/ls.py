@@ -8,7 +8,7 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, csv, printing, shape
+from ingot.cli.screen import Column, OfEach, Screen, csv, printing, shape
 from ingot.cli.sources import chosen, looked_into, models_of
 
 TYPE_CHECKING = False
@@ -70,14 +70,19 @@ def _of_models(
     screen: Screen, models: Sequence[str], long: bool, listed: Callable[[Looked], Sequence[Row]]
 ) -> int:
     """Print the tensors of several models as one table."""
-    sources = [looked_into(model) for model in models]
-    found = [(source, listed(source)) for source in sources]
+
+    def look(model: str) -> tuple[Looked, Sequence[Row]]:
+        source = looked_into(model)
+        return source, listed(source)
+
+    looked = OfEach(screen, models, look)
+    found = [both for _, both in looked.found]
     if screen.as_json:
         every = [
             {"path": one.path, "tensors": [described(one, info) for info in infos]} for one, infos in found
         ]
-        screen.answer({"models": every})
-        return 0
+        screen.answer({"models": looked.in_order(every)})
+        return looked.status
     columns = (*_LONG, *_PLACES) if long else _SHORT
     rows = (
         (source.path, *row)
@@ -85,7 +90,7 @@ def _of_models(
         for row in (_long_rows(screen, source, infos) if long else _rows(infos))
     )
     screen.table((Column("model"), *columns), rows)
-    return 0
+    return looked.status
 
 
 def _listed(source: Looked, sort: str, reverse: bool, keys: Glob | None, drop: Glob | None) -> Sequence[Row]:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import click
 
@@ -14,9 +15,8 @@ from ingot._native import replace_file, shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, csv, plural, printing, shown, status
+from ingot.cli.screen import Column, OfEach, Screen, csv, plural, printing, shown
 from ingot.cli.sources import opened
-from ingot.errors import SafetensorError
 
 from .summary import abridged
 
@@ -24,6 +24,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
     from ingot.cli.sources import Source
+
+# The pairs to set and the keys to remove.
+Change: TypeAlias = "tuple[dict[str, str], Sequence[str]]"
 
 _COLUMNS = (Column("key"), Column("value"))
 # The key that transformers requires.
@@ -54,7 +57,8 @@ def get(screen: Screen, words: tuple[str, ...]) -> int:
     the first column is the model.
     """
     models, keys = arguments.models_and_words(words, is_local=False)
-    found = [(model, opened(model).metadata()) for model in models]
+    read = OfEach(screen, models, lambda model: opened(model).metadata())
+    found = read.found
     matching = _matches(found, keys)
     if len(models) == 1 and len(keys) == 1 and keys[0] in found[0][1] and not screen.as_csv:
         screen.answer({"key": keys[0], "value": found[0][1][keys[0]]})
@@ -64,19 +68,20 @@ def get(screen: Screen, words: tuple[str, ...]) -> int:
         (model, {key: pairs[key] for key in (matches if keys else pairs)})
         for (model, pairs), matches in zip(found, matching, strict=True)
     ]
-    _print_pairs(screen, shown_pairs)
-    return 0
-
-
-def _print_pairs(screen: Screen, found: Sequence[tuple[str, Mapping[str, str]]]) -> None:
-    """Print the metadata of models: of one without its name."""
-    if len(found) == 1:
-        screen.answer({"metadata": found[0][1]})
+    if read.is_single:
+        screen.answer({"metadata": shown_pairs[0][1]})
     else:
-        screen.answer({"models": [{"path": shown_url(model), "metadata": pairs} for model, pairs in found]})
+        every = [{"path": shown_url(model), "metadata": pairs} for model, pairs in shown_pairs]
+        screen.answer({"models": read.in_order(every)})
+    _print_pairs(screen, shown_pairs, read.is_single)
+    return read.status
+
+
+def _print_pairs(screen: Screen, found: Sequence[tuple[str, Mapping[str, str]]], is_single: bool) -> None:
+    """Print the metadata of models: of one without its name."""
     text = abridged if screen.is_terminal and not screen.as_csv else str
     rows = [(shown_url(model), key, text(value)) for model, pairs in found for key, value in pairs.items()]
-    if len(found) == 1:
+    if is_single:
         screen.table(_COLUMNS, [row[1:] for row in rows])
     else:
         screen.table((Column("model"), *_COLUMNS), rows)
@@ -94,8 +99,8 @@ def set_(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool
         raise click.UsageError("expected KEY=VALUE")
     new = arguments.pairs(pairs)
     if every_file:
-        return max(_of_files(screen, model, new, (), dry_run) for model in models)
-    return change_all(screen, [(model, new, ()) for model in models], dry_run)
+        return _of_files(screen, models, new, (), dry_run)
+    return change_all(screen, OfEach(screen, models, lambda _: (new, ())), dry_run)
 
 
 @command.command()
@@ -112,9 +117,10 @@ def rm(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool) 
     if not keys:
         raise click.UsageError("expected a KEY")
     if every_file:
-        return max(_of_files(screen, model, {}, keys, dry_run) for model in models)
-    found = _matches([(model, opened(model).metadata()) for model in models], keys)
-    return change_all(screen, [(model, {}, gone) for model, gone in zip(models, found, strict=True)], dry_run)
+        return _of_files(screen, models, {}, keys, dry_run)
+    read = OfEach(screen, models, lambda model: opened(model).metadata())
+    gone = _matches(read.found, keys)
+    return change_all(screen, read.replaced([({}, one) for one in gone]), dry_run)
 
 
 @command.command()
@@ -190,9 +196,11 @@ def clean(
         raise click.UsageError(f"{shown(rest[0])}: is not a model or a directory")
     if output is None:
         arguments.needs("--overwrite", "--output", not to.existing.overwrite)
-        texts = ((model, opened(model).texts()) for model in models)
-        changes = [(model, dict[str, str](), _cleaned(pairs, everything, training)) for model, pairs in texts]
-        return change_all(to.screen, changes, to.dry_run)
+
+        def change_of(model: str) -> Change:
+            return {}, _cleaned(opened(model).texts(), everything, training)
+
+        return change_all(to.screen, OfEach(to.screen, models, change_of), to.dry_run)
     if len(models) > 1:
         raise click.UsageError(f"--output is for one model, found {len(models)}")
     before = opened(models[0]).texts()
@@ -229,7 +237,7 @@ def _cleaned(pairs: Mapping[str, str], everything: bool, training: bool) -> list
 
 def _matches(found: Sequence[tuple[str, Mapping[str, str]]], keys: Sequence[str]) -> list[list[str]]:
     """Return the keys of each model that match. Raises if a key matches in no model."""
-    for key in keys:
+    for key in keys if found else ():
         if not any(_matching(pairs, key) for _, pairs in found):
             where = shown(shown_url(found[0][0])) if len(found) == 1 else plural(len(found), "model")
             raise click.UsageError(f"{where}: metadata has no key `{shown(key)}`")
@@ -296,29 +304,27 @@ def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str]
     return 0
 
 
-def change_all(
-    screen: Screen, changes: Sequence[tuple[str, dict[str, str], Sequence[str]]], dry_run: bool
-) -> int:
+def change_all(screen: Screen, changes: OfEach[Change], dry_run: bool) -> int:
     """Set and remove keys of one model or of several, and print the changes.
 
     A model that fails does not keep the next ones from being changed.
     """
-    if len(changes) == 1:
-        return change(screen, *changes[0], dry_run)
-    every: list[dict[str, object]] = []
-    greatest = 0
-    for model, pairs, gone in changes:
-        try:
-            outcome, new, removed = _applied(opened(model), pairs, gone, dry_run)
-        except (SafetensorError, OSError) as error:
-            every.append(screen.failed(model, error))
-            greatest = max(greatest, status(error))
-            continue
-        every.append({"path": model, "outcome": outcome, "set": sorted(new), "removed": removed})
+    if changes.is_single:
+        model, (pairs, gone) = changes.found[0]
+        return change(screen, model, pairs, gone, dry_run)
+    rest = iter(changes.found)
+
+    def work(model: str) -> dict[str, object]:
+        pairs, gone = next(rest)[1]
+        outcome, new, removed = _applied(opened(model), pairs, gone, dry_run)
         counts = f"{plural(len(new), 'key')} set, {len(removed)} removed"
         screen.say(f"{shown(model)}: {outcome}: {counts}")
+        return {"path": model, "outcome": outcome, "set": sorted(new), "removed": removed}
+
+    done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False)
+    every = changes.in_order(done.in_order(answer for _, answer in done.found))
     screen.answer({"models": every})
-    return greatest
+    return max(changes.status, done.status)
 
 
 def _applied(
@@ -348,15 +354,22 @@ def _all_matching(pairs: Mapping[str, str], keys: Sequence[str]) -> Iterator[str
     return (found for key in keys for found in _matching(pairs, key))
 
 
-def _of_files(screen: Screen, path: str, new: dict[str, str], gone: Sequence[str], dry_run: bool) -> int:
-    """Change the metadata of each file of a checkpoint, one after the other."""
-    files = opened(path).files
-    keys = {file: [*_all_matching(opened(file).texts(), gone)] for file in files}
-    outcomes = {
-        file: "dry-run" if dry_run else _edit.update_metadata(file, new, keys[file]) for file in files
-    }
-    described = [{"file": file, "outcome": outcome} for file, outcome in outcomes.items()]
-    screen.answer({"files": described, "set": sorted(new), "removed": list(gone)})
-    for file, outcome in outcomes.items():
-        screen.say(f"{shown(file)}: {outcome}")
-    return 0
+def _of_files(
+    screen: Screen, models: Sequence[str], new: dict[str, str], gone: Sequence[str], dry_run: bool
+) -> int:
+    """Change the metadata of each file of checkpoints, one after the other."""
+
+    def work(path: str) -> dict[str, object]:
+        files = opened(path).files
+        keys = {file: [*_all_matching(opened(file).texts(), gone)] for file in files}
+        described = []
+        for file in files:
+            outcome = "dry-run" if dry_run else _edit.update_metadata(file, new, keys[file])
+            described.append({"file": file, "outcome": outcome})
+            screen.say(f"{shown(file)}: {outcome}")
+        return {"files": described, "set": sorted(new), "removed": list(gone)}
+
+    done = OfEach(screen, models, work)
+    answers = [{"path": model, **answer} for model, answer in done.found]
+    screen.answer(done.found[0][1] if done.is_single else {"models": done.in_order(answers)})
+    return done.status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -14,10 +15,22 @@ from ingot import modelspec
 from ingot._base.checks import is_durable
 from ingot._native import replace_file, shown_url
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, csv, described, nbytes, no_such, printing, shown, warn
+from ingot.cli.screen import (
+    Column,
+    OfEach,
+    Screen,
+    bar,
+    csv,
+    described,
+    nbytes,
+    no_such,
+    printing,
+    shown,
+    warn,
+)
 from ingot.cli.sources import models_of, opened
 
-from .meta import change_all
+from .meta import Change, change_all
 from .summary import abridged
 
 TYPE_CHECKING = False
@@ -45,16 +58,16 @@ def command() -> None:
 @printing
 def show(screen: Screen, paths: tuple[str, ...]) -> int:
     """Print the keys of ModelSpec. The exit status is 1 if a model has none."""
-    models = models_of(paths)
-    found = [(shown_url(model), _pairs(model)) for model in models]
+    read = OfEach(screen, models_of(paths), _pairs)
+    found = [(shown_url(model), pairs) for model, pairs in read.found]
     every = [{"path": model, "modelspec": pairs or None} for model, pairs in found]
-    screen.answer({"models": every} if len(found) > 1 else {"modelspec": found[0][1] or None})
+    screen.answer({"modelspec": found[0][1] or None} if read.is_single else {"models": read.in_order(every)})
     for model, pairs in found:
         if not pairs:
             warn(f"{shown(model)}: no key begins with {_PREFIX}")
     rows = [(model, key, _shortened(key, text)) for model, pairs in found for key, text in pairs.items()]
-    _print_rows(screen, (Column("key"), Column("value")), rows, len(found))
-    return 0 if all(pairs for _, pairs in found) else 1
+    _print_rows(screen, (Column("key"), Column("value")), rows, read.is_single)
+    return max(read.status, 0 if all(pairs for _, pairs in found) else 1)
 
 
 @command.command()
@@ -66,23 +79,24 @@ def validate(screen: Screen, paths: tuple[str, ...]) -> int:
 
     `ingot verify` compares the hash.
     """
-    models = models_of(paths)
-    found = [(shown_url(model), modelspec.validate(opened(model).metadata())) for model in models]
+    read = OfEach(screen, models_of(paths), lambda model: modelspec.validate(opened(model).metadata()))
+    found = [(shown_url(model), findings) for model, findings in read.found]
     every = [{"path": model, "findings": findings} for model, findings in found]
-    screen.answer(described({"models": every} if len(found) > 1 else found[0][1]))
+    screen.answer(described(found[0][1] if read.is_single else {"models": read.in_order(every)}))
     rows = [(model, *map(str, one)) for model, findings in found for one in findings]
-    _print_rows(screen, (Column("severity"), Column("key"), Column("what")), rows, len(found))
+    _print_rows(screen, (Column("severity"), Column("key"), Column("what")), rows, read.is_single)
     for model, findings in found:
         if not findings:
             screen.say(f"{shown(model)}: all is well")
-    return 1 if any(one.severity == "error" for _, findings in found for one in findings) else 0
+    has_errors = any(one.severity == "error" for _, findings in found for one in findings)
+    return max(read.status, 1 if has_errors else 0)
 
 
 def _print_rows(
-    screen: Screen, columns: tuple[Column, ...], rows: Sequence[tuple[str, ...]], models: int
+    screen: Screen, columns: tuple[Column, ...], rows: Sequence[tuple[str, ...]], is_single: bool
 ) -> None:
     """Print rows that begin with the model, which is left out if there is one model."""
-    if models > 1:
+    if not is_single:
         screen.table((Column("model"), *columns), rows)
     elif rows:
         screen.table(columns, [row[1:] for row in rows])
@@ -118,8 +132,11 @@ def set_(
         new[_THUMBNAIL] = _data_url(thumbnail)
     if with_hash:
         arguments.exclude(f"{_HASH}=", "--hash", _PREFIX + _HASH in new)
-    changes = [(model, _completed(screen, model, new, with_hash), ()) for model in models]
-    return change_all(screen, changes, dry_run)
+
+    def change_of(model: str) -> Change:
+        return _completed(screen, model, new, with_hash), ()
+
+    return change_all(screen, OfEach(screen, models, change_of), dry_run)
 
 
 def _completed(screen: Screen, model: str, new: dict[str, str], with_hash: bool) -> dict[str, str]:
@@ -175,6 +192,9 @@ def _type_of(image: bytes) -> str | None:
 
 def _data_url(file: str) -> str:
     """Return an image as the text of a thumbnail."""
+    # Opening a pipe would wait for its writer.
+    if os.path.exists(file) and not os.path.isfile(file):
+        raise click.UsageError(f"{shown(file)}: is not a regular file")
     with open(file, "rb") as opened_file:
         image = opened_file.read(_MOST_THUMBNAIL + 1)
     kind = _type_of(image)
