@@ -280,6 +280,7 @@ bench: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV_RC)/.made
 	$(BIN)/python benches/python/main.py --peer-version $(call pinned,safetensors,test)
 	$(BIN)/python benches/python/real_scale.py --json benches/record/real-scale.json
 	$(BIN)/python benches/python/fresh_slices.py --json benches/record/slices.json
+	$(BIN)/python benches/python/gpu_host.py
 	$(VENV_RC)/bin/python benches/python/main.py --peer safetensors --peer-version $(call pinned,safetensors,bench-rc)
 	@if command -v node >/dev/null; then node benches/web/headers.mjs; else echo "node is missing: no bench of the reader in JavaScript"; fi
 

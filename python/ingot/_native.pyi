@@ -452,6 +452,20 @@ class Checkpoint:
     ) -> None:
         """Read the wanted parts. With digests, tensors must be whole, and each may be requested once."""
 
+    def fill_on(
+        self,
+        wanted: Wanted,
+        gpu: Gpu,
+        memory: Sequence[Any],
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Read the wanted parts into the contiguous tensors in these DLPack capsules, which are on `gpu`.
+
+        They are filled in the order of the caller's current stream. No two may share memory.
+        """
+
     def proven_copy(
         self,
         names: Iterable[str],

@@ -52,11 +52,18 @@ UNITS = {
 
 
 @cache
-def built() -> Path:
-    """Build the library, and return its path."""
+def built(profile: str = "dev") -> Path:
+    """Build the library with a profile of cargo, and return its path."""
     # In a folder of its own, so that a parallel build does not replace it.
     target = ROOT / "target" / "simulator"
-    command = ["cargo", "build", "--locked", "--package=fake-cuda", "--message-format=json"]
+    command = [
+        "cargo",
+        "build",
+        "--locked",
+        "--package=fake-cuda",
+        "--message-format=json",
+        f"--profile={profile}",
+    ]
     command.append(f"--target-dir={target}")
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     messages = map(json.loads, ended.stdout.splitlines())
@@ -71,7 +78,8 @@ def built() -> Path:
 
 #: The counters in the order in which the driver returns them.
 COUNTERS = (
-    *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "records", "copies"),
+    *("calls", "contexts", "streams", "events", "pinned", "pinned_most", "pins", "records"),
+    "copies",
     *(
         "bytes_in",
         "bytes_out",
@@ -164,9 +172,9 @@ class Array:
 class Gpus:
     """The devices of one simulated driver, and their framework."""
 
-    def __init__(self, directory: Path, *, seed: int = 1, devices: int = 1) -> None:
+    def __init__(self, directory: Path, *, seed: int = 1, devices: int = 1, profile: str = "dev") -> None:
         # A library for each test, since a driver has one state for the process.
-        self.path = Path(shutil.copy(built(), directory / "libcuda.so"))
+        self.path = Path(shutil.copy(built(profile), directory / "libcuda.so"))
         self.library: Any = ctypes.CDLL(str(self.path))
         self.library.fake_cuda_allocate.restype = ctypes.c_uint64
         self.library.fake_cuda_allocate.argtypes = (ctypes.c_size_t, ctypes.c_size_t)

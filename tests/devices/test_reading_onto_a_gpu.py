@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 
 import ingot
 import ingot.numpy
+from ingot._read.select import Wanted
 from support.progress import Progress
+from support.servers import Handler, Request, good, serving
 from support.traced import traced
 
 from .simulator import Array, Gpus
@@ -58,7 +61,7 @@ def test_load_file_fills_the_device(framework: ModuleType, gpus: Gpus, path: Pat
     # Gaps between small tensors are copied with them, and nothing else.
     assert nbytes <= counted["bytes_in"] < nbytes + 256 * len(TENSORS)
     assert counted["pageable"] == 0
-    assert 0 < counted["pinned_most"] <= 128 << 20
+    assert 0 < counted["pinned_most"] <= 32 << 20
 
 
 def test_handles_read_onto_the_device(gpus: Gpus, path: Path) -> None:
@@ -207,6 +210,45 @@ def test_load_file_tells_why_pinning_failed(framework: ModuleType, gpus: Gpus, p
     why = ingot._native.why_pageable()
     assert why is not None
     assert "cuMemHostAlloc" in why
+
+
+# As many reads as threads for a server.
+AT_ONCE = 16
+
+
+def test_load_file_reads_urls_in_parallel_without_pinned_memory(framework: ModuleType, gpus: Gpus) -> None:
+    tensors = {str(number): RANDOM.integers(0, 255, 2 << 20).astype("u1") for number in range(2 * AT_ONCE)}
+    data = ingot.numpy.save(tensors)
+    lock, all_here, here = threading.Lock(), threading.Event(), 0
+
+    def answer(handler: Handler, request: Request) -> None:
+        nonlocal here
+        # The header comes first.
+        if request.range[0] > 0:
+            with lock:
+                here += 1
+                if here == AT_ONCE:
+                    all_here.set()
+            all_here.wait(20)
+        good(data)(handler, request)
+
+    gpus.library.fake_cuda_pin_limit(0)
+    with serving(answer) as server:
+        assert all_same(framework.load_file(server.url(), 0), tensors)
+    assert all_here.is_set()
+
+
+def test_fill_on_fills_existing_tensors(gpus: Gpus, path: Path) -> None:
+    wanted = Wanted([*TENSORS])
+    arrays = [gpus.array(np.zeros_like(values)) for values in TENSORS.values()]
+    before = gpus.counted()["bytes_in"]
+    memory = [gpus._capsule(array) for array in arrays]
+    checkpoint = ingot._native.Checkpoint.open(str(path))
+    checkpoint.fill_on(wanted, gpus.gpus[0], memory)
+    assert all_same(dict(zip(TENSORS, arrays, strict=True)))
+    assert gpus.counted()["bytes_in"] - before == sum(values.nbytes for values in TENSORS.values())
+    with pytest.raises(BufferError, match="bytes of GPU 0"):
+        checkpoint.fill_on(wanted, gpus.gpus[0], [memory[-1], *memory[1:]])
 
 
 PROGRAM = """

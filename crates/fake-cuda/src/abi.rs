@@ -177,6 +177,18 @@ pub extern "C" fn cuMemFreeHost(place: *mut c_void) -> c_int {
     called("cuMemFreeHost", |simulator| simulator.unpin(place.addr()))
 }
 
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostRegister_v2(place: *mut c_void, nbytes: usize, _flags: c_uint) -> c_int {
+    within("cuMemHostRegister_v2", |simulator, ordinal| {
+        simulator.register(place.expose_provenance(), nbytes, ordinal)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostUnregister(place: *mut c_void) -> c_int {
+    called("cuMemHostUnregister", |simulator| simulator.unpin(place.addr()))
+}
+
 fn at(address: u64) -> Outcome<usize> {
     usize::try_from(address).map_err(|_| INVALID_VALUE)
 }

@@ -12,6 +12,7 @@ pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const INVALID_HANDLE: i32 = 400;
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const CONTEXT_IS_DESTROYED: i32 = 709;
+pub(crate) const ALREADY_REGISTERED: i32 = 712;
 pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
 pub(crate) const CAPTURE_INVALIDATED: i32 = 901;
 pub(crate) const UNKNOWN: i32 = 999;
@@ -19,7 +20,7 @@ pub(crate) const UNKNOWN: i32 = 999;
 /// Not a code of the driver: the call has to wait for an endless kernel, and is repeated.
 pub(crate) const BUSY: i32 = -1;
 
-const NAMES: [(i32, &CStr, &CStr); 24] = [
+const NAMES: [(i32, &CStr, &CStr); 25] = [
     (0, c"CUDA_SUCCESS", c"no error"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"invalid argument"),
     (2, c"CUDA_ERROR_OUT_OF_MEMORY", c"out of memory"),
@@ -57,6 +58,11 @@ const NAMES: [(i32, &CStr, &CStr); 24] = [
     ),
     (709, c"CUDA_ERROR_CONTEXT_IS_DESTROYED", c"context is destroyed"),
     (710, c"CUDA_ERROR_ASSERT", c"device-side assert triggered"),
+    (
+        712,
+        c"CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        c"part or all of the requested memory range is already mapped",
+    ),
     (714, c"CUDA_ERROR_HARDWARE_STACK_ERROR", c"hardware stack error"),
     (719, c"CUDA_ERROR_LAUNCH_FAILED", c"unspecified launch failure"),
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),

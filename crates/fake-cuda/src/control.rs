@@ -5,6 +5,7 @@ use std::ffi::{c_int, c_void};
 
 use crate::codes::INVALID_VALUE;
 pub use crate::counters::Counters;
+use crate::link::Link;
 use crate::simulator::{Mistake, code, held};
 
 /// Resets the simulator to `devices` devices. `seed` decides the order in which queued work runs.
@@ -30,6 +31,24 @@ pub extern "C" fn fake_cuda_pin_limit(nbytes: usize) {
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_pin_code(error: c_int) {
     held().get().pin_code = error;
+}
+
+/// Makes copies be done when they are queued, as on an infinitely fast link.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_instant(is_instant: bool) {
+    held().get().is_instant = is_instant;
+}
+
+/// Makes copies take the time of a link with this many bytes per second. They move no bytes, and device memory has none.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_link(nbytes_per_second: f64) {
+    held().get().link = Some(Link::new(nbytes_per_second));
+}
+
+/// Makes registering memory fail with `error`; 0 ends that.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_register_code(error: c_int) {
+    held().get().register_code = (error != 0).then_some(error);
 }
 
 /// Plants a mistake in the simulator: 1, threads do not wait for events; 2, created streams do not wait for events; 3,

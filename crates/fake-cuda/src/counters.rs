@@ -16,6 +16,8 @@ pub struct Counters {
     pub pinned: u64,
     /// The largest number of bytes that were pinned at once.
     pub pinned_most: u64,
+    /// How often memory was pinned.
+    pub pins: u64,
     /// Recorded events.
     pub records: u64,
     /// Queued copies.

@@ -9,6 +9,7 @@
 //! - The processor cannot access device memory. Pinned memory that was freed is overwritten.
 //! - Mistakes that the real driver accepts are counted: calls without a context, in a child after a fork or during a
 //!   capture, and copies from memory that is not pinned, that overlap, or that touch unallocated memory.
+//! - In another mode, copies take the time of a link and move no bytes.
 //! - Any call, by number, can be made to fail with any code.
 //!
 //! `control` has the functions with which tests control the simulator and read its counters.
@@ -17,6 +18,7 @@ pub mod abi;
 mod codes;
 pub mod control;
 pub mod counters;
+mod link;
 mod memory;
 mod pages;
 mod simulator;

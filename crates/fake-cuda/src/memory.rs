@@ -1,7 +1,7 @@
 //! Device memory, and pinned host memory.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ptr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -61,12 +61,33 @@ impl Arena {
         })
     }
 
+    /// Returns addresses without contents: of freed memory of this size, or new ones.
+    pub(crate) fn reserve(&mut self, nbytes: usize) -> Option<usize> {
+        let nbytes = nbytes.max(1).next_multiple_of(ALIGNMENT);
+        let freed = self.freed.iter().position(|&(_, size)| size == nbytes);
+        let address = match freed {
+            Some(rank) => self.freed.swap_remove(rank).0,
+            None => self
+                .live
+                .last_key_value()
+                .map_or(self.start, |(start, size)| start + size),
+        };
+        let is_there = self.start != 0 && address + nbytes <= self.start + self.nbytes;
+        is_there.then(|| {
+            self.live.insert(address, nbytes);
+            address
+        })
+    }
+
     /// Frees memory. Returns whether it was allocated. It is overwritten at once, as its next owner may do.
     pub(crate) fn free(&mut self, address: usize) -> bool {
         let Some(nbytes) = self.live.remove(&address) else {
             return false;
         };
-        self.fill(address, nbytes, FREED);
+        // Reserved addresses have no contents.
+        if address + nbytes <= self.start + self.bytes.len() {
+            self.fill(address, nbytes, FREED);
+        }
         self.freed.push((address, nbytes));
         true
     }
@@ -121,16 +142,31 @@ fn reserved() -> MutexGuard<'static, Vec<(usize, usize)>> {
     RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pinned host memory. Freed memory is kept until the reset, so that a late copy from it reads other bytes.
+/// Pinned host memory: of the driver, or of the caller. The driver's is kept until the reset.
 #[derive(Debug, Default)]
 pub(crate) struct Pinned {
     live: BTreeMap<usize, usize>,
     /// The device in whose context each block was allocated.
     owners: BTreeMap<usize, usize>,
     kept: Vec<Box<[u8]>>,
+    /// Blocks of the caller.
+    registered: BTreeSet<usize>,
 }
 
 impl Pinned {
+    /// Adds memory of the caller.
+    pub(crate) fn register(&mut self, address: usize, nbytes: usize, ordinal: usize) {
+        self.live.insert(address, nbytes);
+        self.owners.insert(address, ordinal);
+        self.registered.insert(address);
+    }
+
+    /// Returns whether some of these bytes are pinned already.
+    pub(crate) fn meets(&self, address: usize, nbytes: usize) -> bool {
+        let before = self.live.range(..address + nbytes).next_back();
+        before.is_some_and(|(&start, &size)| address < start + size)
+    }
+
     pub(crate) fn allocate(&mut self, nbytes: usize, ordinal: usize) -> usize {
         // The alignment that direct reads need, so that they work as with real pinned memory.
         let memory = vec![0; nbytes + PAGE].into_boxed_slice();
@@ -159,9 +195,11 @@ impl Pinned {
     /// Frees a block. Returns its size, or `None` if there is no such block.
     pub(crate) fn free(&mut self, address: usize) -> Option<usize> {
         let nbytes = self.live.remove(&address)?;
-        let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
-        // SAFETY: requires writable bytes: they are in a box of `kept`.
-        unsafe { ptr::write_bytes(first, FREED, nbytes) };
+        if !self.registered.remove(&address) {
+            let first: *mut u8 = ptr::with_exposed_provenance_mut(address);
+            // SAFETY: requires writable bytes: they are in a box of `kept`.
+            unsafe { ptr::write_bytes(first, FREED, nbytes) };
+        }
         Some(nbytes)
     }
 

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::codes::{
-    BUSY, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE, INVALID_HANDLE,
-    INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN, is_sticky,
+    ALREADY_REGISTERED, BUSY, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, INVALID_CONTEXT, INVALID_DEVICE,
+    INVALID_HANDLE, INVALID_VALUE, NOT_INITIALIZED, OUT_OF_MEMORY, SUCCESS, UNKNOWN, is_sticky,
 };
 use crate::counters::Counters;
+use crate::link::Link;
 use crate::memory::{Arena, POISON, Pinned, bytes_of, write_host};
 use crate::streams::{Capture, Copy, Item, StreamId, Streams, Ticket, Way};
 
@@ -59,6 +60,12 @@ pub(crate) struct Simulator {
     pub(crate) pin_limit: usize,
     /// The error code of pinning beyond the limit.
     pub(crate) pin_code: i32,
+    /// The link of a benchmark.
+    pub(crate) link: Option<Link>,
+    /// Whether copies are done when they are queued.
+    pub(crate) is_instant: bool,
+    /// The error code of registering memory, if it always fails.
+    pub(crate) register_code: Option<i32>,
     pub(crate) mistake: Option<Mistake>,
     pub(crate) counters: Counters,
     /// The planned failure: the number of calls until then, and the code.
@@ -171,6 +178,9 @@ impl Simulator {
             pinned: Pinned::default(),
             pin_limit: usize::MAX,
             pin_code: OUT_OF_MEMORY,
+            link: None,
+            is_instant: false,
+            register_code: None,
             mistake: None,
             counters: Counters::default(),
             planned: None,
@@ -298,10 +308,11 @@ impl Simulator {
         device.resets += 1;
         device.lost = None;
         device.arena.clear();
+        // Its copies end first.
+        let (streams, events) = self.streams.destroy(ordinal);
         for address in self.pinned.of(ordinal) {
             self.unpin(address)?;
         }
-        let (streams, events) = self.streams.destroy(ordinal);
         // The legacy stream was not created, so it stays.
         self.counters.streams -= as_u64(streams.saturating_sub(1));
         self.counters.events -= as_u64(events);
@@ -320,13 +331,30 @@ impl Simulator {
     // Memory.
 
     pub(crate) fn pin(&mut self, nbytes: usize, ordinal: usize) -> Outcome<usize> {
+        self.count_pinned(nbytes)?;
+        Ok(self.pinned.allocate(nbytes, ordinal))
+    }
+
+    /// Pins memory of the caller.
+    pub(crate) fn register(&mut self, address: usize, nbytes: usize, ordinal: usize) -> Outcome {
+        self.register_code.map_or(Ok(()), Err)?;
+        if self.pinned.meets(address, nbytes) {
+            return Err(ALREADY_REGISTERED);
+        }
+        self.count_pinned(nbytes)?;
+        self.pinned.register(address, nbytes, ordinal);
+        Ok(())
+    }
+
+    fn count_pinned(&mut self, nbytes: usize) -> Outcome {
         let pinned = self.counters.pinned + as_u64(nbytes);
         if pinned > as_u64(self.pin_limit) {
             return Err(self.pin_code);
         }
+        self.counters.pins += 1;
         self.counters.pinned = pinned;
         self.counters.pinned_most = self.counters.pinned_most.max(pinned);
-        Ok(self.pinned.allocate(nbytes, ordinal))
+        Ok(())
     }
 
     pub(crate) fn unpin(&mut self, address: usize) -> Outcome {
@@ -334,12 +362,18 @@ impl Simulator {
         self.devices[owner].lost.map_or(Ok(()), Err)?;
         let nbytes = self.pinned.free(address).ok_or(INVALID_VALUE)?;
         self.counters.pinned -= as_u64(nbytes);
+        self.counters.stray += self.streams.strand(address..address + nbytes);
         Ok(())
     }
 
     pub(crate) fn allocate(&mut self, ordinal: usize, nbytes: usize) -> Outcome<usize> {
         let device = self.devices.get_mut(ordinal).ok_or(INVALID_VALUE)?;
-        device.arena.allocate(nbytes).ok_or(OUT_OF_MEMORY)
+        let allocated = if self.link.is_some() {
+            device.arena.reserve(nbytes)
+        } else {
+            device.arena.allocate(nbytes)
+        };
+        allocated.ok_or(OUT_OF_MEMORY)
     }
 
     pub(crate) fn free(&mut self, address: usize) -> Outcome {
@@ -439,19 +473,34 @@ impl Simulator {
     pub(crate) fn record(&mut self, event: usize, stream: StreamId, ordinal: usize) -> Outcome {
         self.refuse_captured(stream)?;
         self.counters.records += 1;
+        if let Some(link) = &mut self.link {
+            link.record(event, stream);
+            return Ok(());
+        }
         self.take_some_steps();
         let stream = match self.mistake {
             Some(Mistake::WrongStream) => LEGACY + ordinal,
             _ => stream,
         };
-        match self.streams.record(event, stream) {
-            true => Ok(()),
-            false => Err(INVALID_HANDLE),
+        if !self.streams.record(event, stream) {
+            return Err(INVALID_HANDLE);
         }
+        self.hurry(stream);
+        Ok(())
+    }
+
+    /// Runs the work of a stream if the link is infinitely fast.
+    fn hurry(&mut self, id: StreamId) {
+        // Work that waits for an endless kernel stays queued.
+        let _ = self.is_instant && self.drain(id).is_ok();
     }
 
     pub(crate) fn wait(&mut self, stream: StreamId, event: usize) -> Outcome {
         self.refuse_captured(stream)?;
+        if let Some(link) = &mut self.link {
+            link.wait(stream, event);
+            return Ok(());
+        }
         let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
         let is_legacy = stream < LEGACY + self.devices.len();
         let forgotten = if is_legacy {
@@ -469,6 +518,9 @@ impl Simulator {
     /// Returns whether the last recording of an event is done, after some steps. A second call waits for it, so that it
     /// is done then.
     pub(crate) fn query(&mut self, event: usize) -> Outcome<bool> {
+        if let Some(link) = &self.link {
+            return Ok(link.is_done(event));
+        }
         self.take_some_steps();
         let ticket = self.streams.ticket(event).ok_or(INVALID_HANDLE)?;
         let ticket = ticket.filter(|_| self.mistake != Some(Mistake::NoHostWait));
@@ -495,6 +547,9 @@ impl Simulator {
 
     pub(crate) fn drain(&mut self, id: StreamId) -> Outcome {
         self.streams.get(id).ok_or(INVALID_HANDLE)?;
+        if self.link.as_ref().is_some_and(|link| !link.is_idle(id)) {
+            return Err(BUSY);
+        }
         self.run_until(|streams| streams.left_on(id))
     }
 
@@ -507,6 +562,13 @@ impl Simulator {
 
     pub(crate) fn copy(&mut self, from: usize, to: usize, nbytes: usize, way: Way, id: StreamId) -> Outcome {
         self.refuse_captured(id)?;
+        if let Some(link) = &mut self.link {
+            link.copy(id, nbytes, way);
+            let host = if way == Way::In { from } else { to };
+            self.counters.copies += 1;
+            self.counters.pageable += u64::from(!self.pinned.has(host, nbytes));
+            return Ok(());
+        }
         self.take_some_steps();
         let mut copy = Copy {
             from,
@@ -548,11 +610,15 @@ impl Simulator {
         if is_pageable_out {
             return self.drain(id);
         }
+        self.hurry(id);
         Ok(())
     }
 
     /// Queues a write of another program's kernel.
     pub(crate) fn queue_fill(&mut self, id: StreamId, address: usize, nbytes: usize, byte: u8) -> Outcome {
+        if self.link.is_some() {
+            return Ok(());
+        }
         let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
         stream.queue.push_back(Item::Fill {
             address,
@@ -564,6 +630,9 @@ impl Simulator {
 
     /// Queues memory for an allocator to free when the stream reaches this point.
     pub(crate) fn queue_free(&mut self, id: StreamId, address: usize) -> Outcome {
+        if self.link.is_some() {
+            return self.free(address);
+        }
         let stream = self.streams.get(id).ok_or(INVALID_HANDLE)?;
         stream.queue.push_back(Item::Free(address));
         Ok(())
@@ -633,16 +702,14 @@ impl Simulator {
         match (copy.way, &copy.staged) {
             (Way::In, Some(bytes)) => arena.write(copy.to, bytes),
             (Way::In, None) => arena.write(copy.to, &bytes_of(copy.from, copy.nbytes)),
-            (Way::Out, _) => {
+            // Its destination was unpinned before the copy ran.
+            (Way::Out, Some(_)) => {}
+            (Way::Out, None) => {
                 let mut bytes = vec![0; copy.nbytes];
                 arena.read(copy.from, &mut bytes);
                 write_host(copy.to, &bytes);
             }
         }
-        // Pinned memory that was freed is still readable, but overwritten.
-        let host = if copy.way == Way::In { copy.from } else { copy.to };
-        let is_lost = copy.staged.is_none() && !self.pinned.has(host, copy.nbytes);
-        self.counters.stray += u64::from(is_lost && copy.way == Way::In);
     }
 
     /// Does the remaining work for a waiting thread, and mostly nothing else.

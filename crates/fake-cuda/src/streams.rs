@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use crate::memory::FREED;
+
 /// A stream: the legacy stream of a device, or a created stream.
 pub(crate) type StreamId = usize;
 
@@ -42,6 +44,11 @@ pub(crate) enum Way {
 }
 
 impl Copy {
+    /// The first address in host memory.
+    pub(crate) fn on_host(&self) -> usize {
+        if self.way == Way::In { self.from } else { self.to }
+    }
+
     /// The address in device memory.
     pub(crate) fn on_device(&self) -> Range<usize> {
         let start = if self.way == Way::In { self.to } else { self.from };
@@ -256,6 +263,22 @@ impl Streams {
             Item::Copy(copy) => Some(copy),
             _ => None,
         })
+    }
+
+    /// Cuts off the pending copies from or to these bytes of the host, which are unpinned too early. Such a copy reads other
+    /// bytes, or writes nothing. Returns their number.
+    pub(crate) fn strand(&mut self, host: Range<usize>) -> u64 {
+        let mut count = 0;
+        for item in self.streams.values_mut().flat_map(|stream| &mut stream.queue) {
+            if let Item::Copy(copy) = item
+                && copy.staged.is_none()
+                && host.contains(&copy.on_host())
+            {
+                copy.staged = Some(vec![FREED; copy.nbytes]);
+                count += 1;
+            }
+        }
+        count
     }
 
     /// Prints the queues for people.

@@ -20,7 +20,7 @@ pub use crate::payload::FileRange;
 pub use crate::read::buffer::Buffer;
 pub use crate::read::job::Target;
 pub use crate::read::prefetch::{Prefetch, Request};
-pub use crate::read::{Part, fill, read_to, warm_tensors};
+pub use crate::read::{Part, fill, fill_on, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use crate::remote::{
     REMOTE_HEADER_NBYTES, fetch_beside, hub_headers, identity, is_url, local_path, planned_download,

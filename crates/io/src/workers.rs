@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use ingot_format::{Caller, StopFlag, saturating_usize, to_u64};
 
+use crate::device::Device;
 use crate::error::{Error, Failure};
 use crate::file::{ReadAt, threads_of_environment};
 use crate::options::ReadOptions;
@@ -56,10 +57,14 @@ impl Reading {
         Reading { waits, ..self }
     }
 
-    /// The same with chunks of at most this many bytes.
-    pub(crate) fn within(self, chunk_nbytes: usize) -> Reading {
+    /// The same for bytes that pass through slots of these devices. Reads that wait for a network do not hold slots.
+    pub(crate) fn onto<'d>(self, devices: impl Iterator<Item = &'d Device>) -> Reading {
+        let least = devices.map(Device::chunk_nbytes).min();
         Reading {
-            chunk_nbytes: self.chunk_nbytes.min(chunk_nbytes),
+            chunk_nbytes: match least {
+                Some(least) if !self.waits => self.chunk_nbytes.min(least),
+                _ => self.chunk_nbytes,
+            },
             ..self
         }
     }

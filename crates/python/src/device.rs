@@ -102,6 +102,13 @@ pub(crate) struct Current {
 }
 
 impl Current {
+    /// Return the same, to copy from the device.
+    pub(crate) fn outgoing(self, py: Python<'_>) -> PyResult<Current> {
+        let at = py.detach(|| self.at.outgoing());
+        let at = at.map_err(|fault| refused(py, fault))?;
+        Ok(Current { at, ..self })
+    }
+
     /// Raise if the caller's stream is being captured into a graph.
     pub(crate) fn refuse_capture(&self, py: Python<'_>) -> PyResult<()> {
         let asked = py.detach(|| self.at.refuse_capture());
@@ -235,20 +242,7 @@ impl Framework {
         capsule: &Bound<'_, PyAny>,
         fresh: &Fresh<'_>,
     ) -> PyResult<DeviceRegion> {
-        let address = |shown: &Shown<'_>| {
-            let nbytes = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
-                nbytes.checked_mul(usize::try_from(size).ok()?)
-            });
-            let fits = shown.gpu == Some(self.ordinal) && shown.is_c_order() && nbytes == Some(fresh.nbytes);
-            fits.then(|| to_u64(shown.start.addr()))
-        };
-        let address = Shown::by(capsule, address).flatten();
-        let address = address.ok_or_else(|| {
-            PyBufferError::new_err(format!(
-                "expected {} bytes of GPU {} from the framework",
-                fresh.nbytes, self.ordinal
-            ))
-        })?;
+        let address = address_on(self.ordinal, fresh.nbytes, capsule)?;
         let owner = FrameworkTensor {
             tensor: Some(tensor.unbind()),
             is_own: fresh.tensor.is_some(),
@@ -257,6 +251,34 @@ impl Framework {
         // uses: the tensor is new, and only the owner refers to it.
         Ok(unsafe { DeviceRegion::new(self.ordinal, address, fresh.nbytes, Arc::new(owner)) })
     }
+}
+
+/// Return the address of the `nbytes` bytes on a device that `capsule` describes.
+fn address_on(ordinal: i32, nbytes: usize, capsule: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let address = |shown: &Shown<'_>| {
+        let count = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
+            nbytes.checked_mul(usize::try_from(size).ok()?)
+        });
+        let fits = shown.gpu == Some(ordinal) && shown.is_c_order() && count == Some(nbytes);
+        fits.then(|| to_u64(shown.start.addr()))
+    };
+    Shown::by(capsule, address).flatten().ok_or_else(|| {
+        PyBufferError::new_err(format!(
+            "expected {nbytes} bytes of GPU {ordinal} from the framework"
+        ))
+    })
+}
+
+/// Return the memory of a tensor on the device of `onto`, to be filled, in a capsule that keeps the tensor.
+pub(crate) fn onto_region(onto: &Onto, nbytes: u64, capsule: &Bound<'_, PyAny>) -> PyResult<DeviceRegion> {
+    let ordinal = onto.at().ordinal();
+    let nbytes = usize::try_from(nbytes).unwrap_or(usize::MAX);
+    let address = address_on(ordinal, nbytes, capsule)?;
+    let owner = Arc::new(capsule.clone().unbind());
+    // SAFETY: requires memory that stays allocated on the device until the owner is dropped: the capsule keeps its tensor.
+    // It cannot be proven that no other code writes to it before the end of the call. The consequence is a mixture of both
+    // writers' bytes.
+    Ok(unsafe { DeviceRegion::new(ordinal, address, nbytes, owner) })
 }
 
 /// A tensor of a framework that keeps device memory alive.

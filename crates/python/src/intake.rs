@@ -68,7 +68,7 @@ impl<'a, 'py> Exporter<'a, 'py> {
         let number = match known {
             Some(number) => number,
             None => {
-                let current = gpu.get().current(gpu.py())?;
+                let current = gpu.get().current(gpu.py())?.outgoing(gpu.py())?;
                 current.refuse_capture(gpu.py())?;
                 self.devices.borrow_mut().push((gpu.clone().unbind(), current));
                 self.devices.borrow().len() - 1

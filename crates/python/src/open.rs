@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::destination::Destinations;
-use crate::device::Devices;
+use crate::device::{Devices, Gpu};
 use crate::errors::{class_of, raise};
 use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, texts};
@@ -597,6 +597,22 @@ impl Checkpoint {
             &ReadOptions::new().threads(threads),
             signals,
         )
+    }
+
+    #[pyo3(signature = (wanted, gpu, memory, *, threads = None, progress = None))]
+    fn fill_on<'py>(
+        &self,
+        py: Python<'py>,
+        wanted: Wanted<'py>,
+        gpu: &Gpu,
+        memory: Vec<Bound<'py, PyAny>>,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let checkpoint = self.opened(py)?;
+        let options = ReadOptions::new().threads(threads);
+        let signals = Signals::telling(progress);
+        read::fill_on(py, &checkpoint, &wanted, gpu, &memory, &options, signals)
     }
 
     /// Return a second handle to the same open files, which is closed separately.

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 
 use crate::destination::{Destination, Destinations, Held};
-use crate::device::Devices;
+use crate::device::{Devices, Gpu, onto_region};
 use crate::errors::{about_tensor, class_of, raise};
 use crate::index;
 use crate::watch::Signals;
@@ -340,6 +340,32 @@ pub(crate) fn fill<'py>(
     signals.run(py, |signals| match &proof {
         None => ingot_io::binding::fill(&jobs, targets, options, signals),
         Some(proof) => checkpoint.fill_proven(&jobs, targets, proof, options, signals),
+    })
+}
+
+/// Read the requested tensors into the memory of tensors on `gpu`, each in a capsule, in the order of the caller's current
+/// stream.
+pub(crate) fn fill_on<'py>(
+    py: Python<'py>,
+    checkpoint: &Checkpoint,
+    wanted: &Wanted<'py>,
+    gpu: &Gpu,
+    memory: &[Bound<'py, PyAny>],
+    options: &ReadOptions,
+    signals: Signals,
+) -> PyResult<()> {
+    let jobs = jobs(py, checkpoint, wanted)?;
+    if jobs.len() != memory.len() {
+        return Err(PyValueError::new_err(
+            "the numbers of tensors and capsules differ",
+        ));
+    }
+    let onto = gpu.onto(py)?;
+    let region = |(job, capsule): (&Job<'_>, &Bound<'py, PyAny>)| onto_region(&onto, job.nbytes(), capsule);
+    let regions = jobs.iter().zip(memory).map(region);
+    let mut regions = regions.collect::<PyResult<Vec<_>>>()?;
+    signals.run(py, |signals| {
+        ingot_io::binding::fill_on(&onto, &jobs, &mut regions, options, signals)
     })
 }
 

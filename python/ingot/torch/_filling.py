@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -196,6 +197,49 @@ class Filling:
         """Fill the tensors in batches of pieces. `gpu` is their device if it can be read onto."""
         if not self._tensors:
             return
+        straight = [] if gpu is None else self._straight()
+        if gpu is not None and straight:
+            rest = sorted(set(range(len(self._tensors))).difference(straight))
+            sizes = (partial(self._nbytes, ranks) for ranks in (straight, rest))
+            first, reads = reads.shares(*sizes)
+            with undisturbed():
+                memory = [_to_dlpack(_bytes(self._tensors[rank])) for rank in straight]
+            self._checkpoint.fill_on(self._wanted.some(straight), gpu, memory, **first.options())
+            self._keep(rest)
+        self._read_in_pieces(gpu, reads)
+
+    def _straight(self) -> list[int]:
+        """Return the ranks of the tensors that are filled as they are in the file.
+
+        They are contiguous, of the dtype that is read, and share no memory.
+        """
+        plain = (
+            rank
+            for rank, (tensor, (code, _)) in enumerate(zip(self._tensors, self._outlines, strict=True))
+            if _CODES.get(tensor.dtype) == code and tensor.is_contiguous() and tensor.nbytes > 0
+        )
+        found: list[int] = []
+        end = 0
+        for rank in sorted(plain, key=lambda rank: self._tensors[rank].data_ptr()):
+            tensor = self._tensors[rank]
+            if tensor.data_ptr() < end:
+                return []
+            end = tensor.data_ptr() + tensor.nbytes
+            found.append(rank)
+        return sorted(found)
+
+    def _keep(self, ranks: list[int]) -> None:
+        """Drop all tensors but these."""
+        self._wanted = self._wanted.some(ranks)
+        self._tensors = [self._tensors[rank] for rank in ranks]
+        self._outlines = [self._outlines[rank] for rank in ranks]
+
+    def _nbytes(self, ranks: list[int]) -> int:
+        return sum(self._tensors[rank].nbytes for rank in ranks)
+
+    def _read_in_pieces(self, gpu: Gpu | None, reads: Reads) -> None:
+        if not self._tensors:
+            return
         device = self._tensors[0].device
         is_readable = gpu is not None or device.type == "cpu"
         steps = self._convert(gpu, reads.threads) if is_readable else self._pass(device, reads.threads)
@@ -284,6 +328,11 @@ class Filling:
 def packed(code: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return torch's shape of a tensor with this shape in the header: a byte of F4 is one element."""
     return (*shape[:-1], shape[-1] // 2) if code == "F4" and shape else tuple(shape)
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor."""
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 def cross(ring: Ring, place: torch.Tensor, values: torch.Tensor) -> None:

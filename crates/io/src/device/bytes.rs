@@ -5,10 +5,9 @@ use std::ops::Range;
 
 use ingot_format::{StopFlag, to_u64};
 
-use super::Device;
 use super::copy::Copy;
 use super::fault::DeviceFault;
-use super::ring::Lent;
+use super::lent::Lent;
 use super::stream::DeviceStream;
 
 /// Bytes in the memory of a device, which any thread copies to the host piece by piece.
@@ -20,8 +19,8 @@ pub struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// `nbytes` bytes at `address` on the device of `stream`. Call [`DeviceStream::begin`] after all work that writes
-    /// them is queued, and before the first byte is copied.
+    /// `nbytes` bytes at `address` on the device of `stream`, which is [outgoing](DeviceStream::outgoing). Call
+    /// [`DeviceStream::begin`] after all work that writes them is queued, and before the first byte is copied.
     ///
     /// # Safety
     /// The bytes stay allocated as long as this object. It cannot be proven that no code writes to them in that time:
@@ -39,21 +38,19 @@ impl DeviceBytes {
         self.nbytes
     }
 
-    pub(crate) fn device(&self) -> &Device {
-        &self.stream.device
+    /// The stream in whose order the bytes are copied.
+    pub(crate) fn stream(&self) -> &DeviceStream {
+        &self.stream
     }
 
-    /// Copy these bytes to their positions in a slot, and wait until they have arrived. They must be on the same device
-    /// and stream. If that fails, the slot returns to the ring, and the caller's stream waits for copies that still
-    /// run.
-    pub(crate) fn fetch(
-        &self,
-        slot: &mut Lent,
-        copies: &[Copy],
-        stop: StopFlag<'_>,
-    ) -> Result<(), DeviceFault> {
-        let fetched = slot.fetch(&self.device().gpu, copies, stop);
-        fetched.inspect_err(|_| self.stream.settle())
+    /// Queue copies of these bytes to their positions in a slot of their stream.
+    pub(crate) fn fetch(&self, slot: &mut Lent, copies: &[Copy]) -> Result<(), DeviceFault> {
+        self.stream.fetch(slot, copies)
+    }
+
+    /// Wait until the copies to a slot have arrived. If that fails, the caller's stream waits for copies that still run.
+    pub(crate) fn arrive(&self, slot: &mut Lent, stop: StopFlag<'_>) -> Result<(), DeviceFault> {
+        slot.arrive(stop).inspect_err(|_| self.stream.settle())
     }
 
     /// Returns the copy of the bytes in `range` to position `at` of a slot.
@@ -78,9 +75,10 @@ impl DeviceBytes {
     ) -> Result<(), E> {
         let mut begin = range.start;
         while begin < range.end {
-            let end = range.end.min(begin + self.device().slot_nbytes());
-            let mut slot = self.device().lend(stop)?;
-            self.fetch(&mut slot, &[self.copied_to(0, begin..end)], stop)?;
+            let end = range.end.min(begin + self.stream.device().chunk_nbytes());
+            let mut slot = self.stream.lend(stop)?;
+            self.fetch(&mut slot, &[self.copied_to(0, begin..end)])?;
+            self.arrive(&mut slot, stop)?;
             take(&slot.bytes()[..end - begin])?;
             begin = end;
         }

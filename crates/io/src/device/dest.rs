@@ -3,42 +3,39 @@
 
 use std::marker::PhantomData;
 
-use ingot_format::{to_u64, to_usize};
+use ingot_format::to_u64;
 
-use super::Device;
 use super::copy::Copy;
+use super::stream::DeviceStream;
 
 /// Memory of a device that stays allocated for `'a`, and that only its holder fills.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceDest<'a> {
-    pub(crate) device: &'a Device,
-    pub(crate) address: u64,
+    pub(crate) at: &'a DeviceStream,
+    address: u64,
     len: usize,
-    /// The block of fresh memory that contains it: gaps between two parts of one block may be written to as well.
-    pub(crate) block: Option<usize>,
+    /// Bytes in front of it that nothing else fills: they are zeroed.
+    pub(crate) gap: usize,
+    /// The block of memory that contains it: neighbours in it are one copy.
+    block: usize,
     owner: PhantomData<&'a mut [u8]>,
 }
 
 impl<'a> DeviceDest<'a> {
-    /// `len` bytes at `address`, in memory of the caller or in a fresh block.
+    /// `len` bytes at `address`: block number `block` of a plan.
     ///
     /// # Safety
-    /// - They stay allocated on `device` until all bytes that were sent to them have arrived: at the latest after
-    ///   [`Device::finish`].
+    /// - They stay allocated on the device of `at` until all bytes that were sent to them have arrived: at the latest after
+    ///   [`DeviceStream::finish`].
     /// - For `'a`, other code uses them only in the order of a stream. The device's copies wait for this stream
-    ///   ([`DeviceStream::begin`](super::stream::DeviceStream::begin)) before the first byte is sent, and it waits for
-    ///   the copies ([`DeviceStream::hold`](super::stream::DeviceStream::hold)) after the last. In a fresh block this is
-    ///   true of every byte.
-    pub(crate) unsafe fn new(
-        device: &'a Device,
-        address: u64,
-        len: usize,
-        block: Option<usize>,
-    ) -> DeviceDest<'a> {
+    ///   ([`DeviceStream::begin`]) before the first byte is sent, and it waits for the copies ([`DeviceStream::hold`])
+    ///   after the last.
+    pub(crate) unsafe fn new(at: &'a DeviceStream, address: u64, len: usize, block: usize) -> DeviceDest<'a> {
         DeviceDest {
-            device,
+            at,
             address,
             len,
+            gap: 0,
             block,
             owner: PhantomData,
         }
@@ -48,34 +45,36 @@ impl<'a> DeviceDest<'a> {
         self.len
     }
 
-    /// The address after the last byte.
-    pub(crate) fn end(&self) -> u64 {
-        self.address + to_u64(self.len)
+    /// Returns the same memory after a gap that is filled with it.
+    pub(crate) fn after(self, gap: usize) -> DeviceDest<'a> {
+        DeviceDest { gap, ..self }
     }
 
-    /// Returns the same memory with more bytes, which the contract of `new` includes.
-    pub(crate) fn reaching(self, end: u64) -> DeviceDest<'a> {
-        let len = end.checked_sub(self.address).and_then(to_usize);
-        DeviceDest {
-            len: len.unwrap_or(self.len),
-            ..self
-        }
+    /// Return whether `next` follows it, in one block.
+    pub(crate) fn is_before(&self, next: &DeviceDest<'_>) -> bool {
+        let end = self.address + to_u64(self.len);
+        self.block == next.block && end + to_u64(next.gap) == next.address
     }
 
-    /// Returns the copy to all of it, from position `at` of a slot.
+    /// Returns the copy to all of it and the gap in front of it, from position `begin` of a slot for the first byte.
     pub(crate) fn copied_from(&self, begin: usize) -> Copy {
         Copy {
-            begin,
-            address: self.address,
-            nbytes: self.len,
+            begin: begin - self.gap,
+            address: self.address - to_u64(self.gap),
+            nbytes: self.gap + self.len,
         }
     }
 
     /// Splits it after `at` bytes, or at its end if it is shorter.
     pub(crate) fn split_at(self, at: usize) -> (DeviceDest<'a>, DeviceDest<'a>) {
         let at = at.min(self.len);
-        let part = |address, len| DeviceDest { address, len, ..self };
-        let rest = part(self.address + to_u64(at), self.len - at);
-        (part(self.address, at), rest)
+        let first = DeviceDest { len: at, ..self };
+        let rest = DeviceDest {
+            address: self.address + to_u64(at),
+            len: self.len - at,
+            gap: 0,
+            ..self
+        };
+        (first, rest)
     }
 }

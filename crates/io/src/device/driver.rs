@@ -22,7 +22,7 @@ const LIBRARIES: &[&str] = if cfg!(windows) {
     &["libcuda.so.1", "libcuda.so"]
 };
 
-/// `CU_MEMHOSTALLOC_PORTABLE`: the memory is pinned for all contexts.
+/// `CU_MEMHOSTALLOC_PORTABLE` and `CU_MEMHOSTREGISTER_PORTABLE`: the memory is pinned for all contexts.
 const PORTABLE: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`: work on this stream does not wait for the default stream.
 const NON_BLOCKING: c_uint = 1;
@@ -32,8 +32,6 @@ const UNTIMED: c_uint = 2;
 const RELAXED: c_int = 2;
 /// `CU_STREAM_LEGACY`: the default stream, which frameworks pass as a null stream.
 const LEGACY: *mut c_void = ptr::without_provenance_mut(1);
-/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`, since CUDA 12.2.
-pub(super) const HOST_NUMA_ID: c_int = 134;
 /// `CU_DEVICE_ATTRIBUTE_INTEGRATED`: whether the device shares the memory of the host.
 pub(super) const INTEGRATED: c_int = 18;
 /// `CUDA_SUCCESS` and `CUDA_ERROR_NOT_READY`.
@@ -119,6 +117,8 @@ calls! {
     current = "cuCtxGetCurrent" (context: *mut *mut c_void);
     allocate = "cuMemHostAlloc" (start: *mut *mut c_void, nbytes: usize, flags: c_uint);
     free = "cuMemFreeHost" (start: *mut c_void);
+    register = "cuMemHostRegister_v2" (start: *mut c_void, nbytes: usize, flags: c_uint);
+    unregister = "cuMemHostUnregister" (start: *mut c_void);
     create_stream = "cuStreamCreate" (stream: *mut *mut c_void, flags: c_uint);
     destroy_stream = "cuStreamDestroy_v2" (stream: *mut c_void);
     finish = "cuStreamSynchronize" (stream: *mut c_void);
@@ -311,6 +311,24 @@ impl Driver {
     pub(crate) unsafe fn free(&self, start: *mut u8) -> Result<(), DeviceFault> {
         // SAFETY: requires memory of `cuMemHostAlloc` that no code uses, which this function's contract guarantees.
         unsafe { self.calls.free(start.cast()) }
+    }
+
+    /// Pin memory for all devices.
+    ///
+    /// # Safety
+    /// The `nbytes` bytes at `start` stay mapped until they are unregistered.
+    pub(crate) unsafe fn register(&self, start: *mut u8, nbytes: usize) -> Result<(), DeviceFault> {
+        // SAFETY: requires memory that stays mapped, which this function's contract guarantees.
+        unsafe { self.calls.register(start.cast(), nbytes, PORTABLE) }
+    }
+
+    /// Unpin memory of [`Driver::register`].
+    ///
+    /// # Safety
+    /// No copy uses the memory any more.
+    pub(crate) unsafe fn unregister(&self, start: *mut u8) -> Result<(), DeviceFault> {
+        // SAFETY: requires registered memory that no copy uses, which this function's contract guarantees.
+        unsafe { self.calls.unregister(start.cast()) }
     }
 
     pub(crate) fn create_stream(&self) -> Result<Stream, DeviceFault> {

@@ -27,6 +27,13 @@ pub enum DeviceFault {
     Capturing,
     /// The caller stopped the call while it waited for a device.
     Interrupted,
+    /// The system has no memory for the ring.
+    HostMemory {
+        /// The bytes that were requested.
+        nbytes: usize,
+        /// The system's error.
+        reason: String,
+    },
     /// The environment variable for the number of pinned bytes is not a number.
     Pinned {
         /// The value of the variable.
@@ -58,9 +65,16 @@ impl DeviceFault {
             DeviceFault::Symbol { .. } => Some("a driver of CUDA 11 or newer has it"),
             DeviceFault::Forked => Some("start workers by `spawn` or `forkserver`"),
             DeviceFault::Capturing => Some("load before the capture begins"),
-            DeviceFault::Interrupted | DeviceFault::Pinned { .. } => None,
+            DeviceFault::Interrupted | DeviceFault::HostMemory { .. } | DeviceFault::Pinned { .. } => None,
             DeviceFault::Call { code, .. } if is_sticky(*code) => Some(
                 "an earlier operation on this device failed, and every later one says so until the process ends",
+            ),
+            DeviceFault::Call {
+                call: "cuEventRecord",
+                code: 400,
+                ..
+            } => Some(
+                "the current stream belongs to another context, such as a green context: load on a stream of the primary context",
             ),
             DeviceFault::Call { code, .. } => match code {
                 100 => Some("no device is visible: see CUDA_VISIBLE_DEVICES"),
@@ -96,7 +110,7 @@ impl DeviceFault {
             && matches!(
                 self,
                 DeviceFault::Call {
-                    call: "cuMemHostAlloc",
+                    call: "cuMemHostAlloc" | "cuMemHostRegister_v2",
                     ..
                 }
             )
@@ -111,6 +125,7 @@ impl DeviceFault {
             DeviceFault::Capturing => "device-capturing",
             DeviceFault::Interrupted => "interrupted",
             DeviceFault::Pinned { .. } => "invalid-pinned",
+            DeviceFault::HostMemory { .. } => "out-of-memory",
             DeviceFault::Call { code: 2, .. } => "device-out-of-memory",
             DeviceFault::Call { .. } => "device",
         }
@@ -125,6 +140,9 @@ impl fmt::Display for DeviceFault {
             DeviceFault::Forked => f.write_str("the driver cannot be used in the child of a fork")?,
             DeviceFault::Capturing => f.write_str("the current stream is being captured into a graph")?,
             DeviceFault::Interrupted => f.write_str("interrupted")?,
+            DeviceFault::HostMemory { nbytes, reason } => {
+                write!(f, "there are no {nbytes} bytes of memory for copies: {reason}")?;
+            }
             DeviceFault::Pinned { found } => write!(
                 f,
                 "{PINNED_VARIABLE} must be a number of bytes, found {:?}",

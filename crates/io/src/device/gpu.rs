@@ -1,12 +1,13 @@
-//! One device: its context, a stream for copies, and the events that order them.
+//! One device: its context, its streams for copies, and the events that order them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ingot_format::locked;
 
-use super::driver::{Context, Driver, Event, HOST_NUMA_ID, INTEGRATED, Stream, refuse_child};
+use super::driver::{Context, Driver, Event, INTEGRATED, Stream, refuse_child};
 use super::fault::DeviceFault;
+use super::lane::{Lane, Lanes, Way};
 
 /// A device in use.
 #[derive(Debug)]
@@ -16,14 +17,15 @@ pub(crate) struct Gpu {
     pub(super) ordinal: i32,
     device: i32,
     context: Context,
+    /// The first stream for copies, which is asked whether the context is still there.
     stream: Stream,
-    /// The node of the host's memory that is near it, where that is known.
-    pub(super) node: Option<u32>,
     /// Whether it shares the memory of the host.
     pub(super) is_integrated: bool,
+    incoming: Lanes,
+    outgoing: Lanes,
     /// Events that nothing waits for.
     events: Mutex<Vec<Event>>,
-    /// Whether the context was found to be gone, with the stream, the events and all memory that was pinned in it.
+    /// Whether the context was found to be gone, with the streams, the events and all memory that was pinned in it.
     was_reset: AtomicBool,
 }
 
@@ -35,19 +37,30 @@ impl Gpu {
         let stream = driver.within(context, || driver.create_stream());
         // The first fault is reported.
         let stream = stream.inspect_err(|_| drop(driver.relaxed(|| driver.release(device))))?;
-        let node = driver.attribute(device, HOST_NUMA_ID).ok();
         let is_integrated = driver.attribute(device, INTEGRATED).is_ok_and(|value| value != 0);
+        let incoming = Lanes::default();
+        incoming.add(stream);
         Ok(Gpu {
-            node: node.and_then(|node| u32::try_from(node).ok()),
             driver: Arc::clone(driver),
             ordinal,
             device,
             context,
             stream,
             is_integrated,
+            incoming,
+            outgoing: Lanes::default(),
             events: Mutex::default(),
             was_reset: AtomicBool::new(false),
         })
+    }
+
+    /// Return the lane for copies of a caller with this stream.
+    pub(crate) fn lane(&self, caller: Stream, way: Way) -> Result<Arc<Lane>, DeviceFault> {
+        let lanes = match way {
+            Way::In => &self.incoming,
+            Way::Out => &self.outgoing,
+        };
+        lanes.of(caller, || self.within(Driver::create_stream))
     }
 
     /// Return whether the context with which this device was opened is gone: `cudaDeviceReset` destroys it under all its
@@ -56,7 +69,7 @@ impl Gpu {
         if self.was_reset.load(Ordering::Relaxed) {
             return true;
         }
-        let asked = self.within(|driver, stream| driver.is_capturing(stream));
+        let asked = self.within(|driver| driver.is_capturing(self.stream));
         let is_reset = asked.is_err_and(|fault| fault.is_reset());
         if is_reset {
             self.was_reset.store(true, Ordering::Relaxed);
@@ -67,60 +80,41 @@ impl Gpu {
     /// Run `work` with this device as the current one of the calling thread.
     pub(crate) fn within<R>(
         &self,
-        work: impl FnOnce(&Driver, Stream) -> Result<R, DeviceFault>,
+        work: impl FnOnce(&Driver) -> Result<R, DeviceFault>,
     ) -> Result<R, DeviceFault> {
         refuse_child()?;
-        self.driver
-            .within(self.context, || work(&self.driver, self.stream))
-    }
-
-    /// Make later copies wait for the work that is queued on `stream` so far: earlier work of the stream may still use
-    /// memory that an allocator hands out.
-    pub(crate) fn wait_for(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.within(|driver, copies| self.order(driver, stream, copies))
+        self.driver.within(self.context, || work(&self.driver))
     }
 
     /// Fail if work on `stream` is being recorded into a graph.
     pub(crate) fn refuse_capture(&self, stream: Stream) -> Result<(), DeviceFault> {
-        if self.within(|driver, _| driver.is_capturing(stream))? {
+        if self.within(|driver| driver.is_capturing(stream))? {
             Err(DeviceFault::Capturing)
         } else {
             Ok(())
         }
     }
 
-    /// Make later work on `stream` wait for the copies that are queued so far.
-    pub(crate) fn hold(&self, stream: Stream) -> Result<(), DeviceFault> {
-        self.within(|driver, copies| self.order(driver, copies, stream))
-    }
-
-    /// Make `second` wait for the work on `first` so far.
-    fn order(&self, driver: &Driver, first: Stream, second: Stream) -> Result<(), DeviceFault> {
-        let event = self.event(driver)?;
-        let ordered = driver
-            .record(event, first)
-            .and_then(|()| driver.wait(second, event));
-        // A queued wait does not need the event any more.
-        self.give_back(event);
-        ordered
-    }
-
-    /// Wait until all copies that are queued by now are done.
-    pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
-        self.within(Driver::finish)
-    }
-
-    /// Record the copies that are queued so far.
-    pub(crate) fn mark(&self, driver: &Driver) -> Result<Event, DeviceFault> {
-        let event = self.event(driver)?;
-        let recorded = driver.record(event, self.stream);
-        recorded.inspect_err(|_| self.give_back(event))?;
+    /// Make `second` wait for the work on `first` so far, and return the event that records the work.
+    pub(super) fn order(&self, driver: &Driver, first: Stream, second: Stream) -> Result<Event, DeviceFault> {
+        let event = self.mark(driver, first)?;
+        let ordered = driver.wait(second, event);
+        ordered.inspect_err(|_| self.give_back(event))?;
         Ok(event)
     }
 
-    fn event(&self, driver: &Driver) -> Result<Event, DeviceFault> {
+    /// Wait until all copies on `stream` that are queued by now are done.
+    pub(crate) fn finish(&self, stream: Stream) -> Result<(), DeviceFault> {
+        self.within(|driver| driver.finish(stream))
+    }
+
+    /// Record the work that is queued on `stream` so far.
+    pub(crate) fn mark(&self, driver: &Driver, stream: Stream) -> Result<Event, DeviceFault> {
         let kept = locked(&self.events).pop();
-        kept.map_or_else(|| driver.create_event(), Ok)
+        let event = kept.map_or_else(|| driver.create_event(), Ok)?;
+        let recorded = driver.record(event, stream);
+        recorded.inspect_err(|_| self.give_back(event))?;
+        Ok(event)
     }
 
     pub(crate) fn give_back(&self, event: Event) {
@@ -135,16 +129,22 @@ impl Drop for Gpu {
             return;
         }
         let events = self.events.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let events = std::mem::take(events);
+        let mut events = std::mem::take(events);
+        let mut streams = Vec::new();
+        for lanes in [&mut self.incoming, &mut self.outgoing] {
+            let (taken, awaited) = lanes.take();
+            streams.extend(taken);
+            events.extend(awaited);
+        }
         if !self.is_reset() {
-            let destroyed = self.within(|driver, stream| {
-                let events: Result<Vec<()>, _> =
-                    events.iter().map(|&event| driver.destroy_event(event)).collect();
-                driver.destroy_stream(stream)?;
-                events
-            });
             // A lost device cannot be repaired.
-            drop(destroyed);
+            let _ = self.within(|driver| {
+                events.iter().for_each(|&event| drop(driver.destroy_event(event)));
+                streams
+                    .iter()
+                    .for_each(|&stream| drop(driver.destroy_stream(stream)));
+                Ok(())
+            });
         }
         drop(self.driver.relaxed(|| self.driver.release(self.device)));
     }

@@ -8,6 +8,7 @@
 //! The framework allocates the memory, and its streams order the uses of the memory. The copies run on a separate
 //! stream, which waits for the caller's stream before the first copy; the caller's stream waits for it after the last.
 
+mod arena;
 mod bytes;
 mod copy;
 mod dest;
@@ -17,10 +18,12 @@ mod driver;
 mod fake;
 mod fault;
 mod gpu;
+mod lane;
+mod lent;
 mod memory;
-mod numa;
 mod onto;
 mod ring;
+mod slot;
 mod stream;
 mod system;
 #[cfg(test)]
@@ -28,8 +31,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use ingot_format::StopFlag;
-
+use self::arena::PAGE_NBYTES;
 #[cfg(test)]
 use self::driver::Driver;
 use self::gpu::Gpu;
@@ -39,9 +41,9 @@ pub use bytes::DeviceBytes;
 pub(crate) use copy::Copy;
 pub(crate) use dest::DeviceDest;
 pub use fault::DeviceFault;
+pub(crate) use lent::Lent;
 pub use memory::DeviceRegion;
 pub use onto::{Allocator, Fresh, Onto, Refusal};
-pub(crate) use ring::Lent;
 pub use stream::DeviceStream;
 pub use system::{release_pinned, why_pageable};
 
@@ -71,27 +73,12 @@ impl Device {
         self.gpu.is_integrated
     }
 
-    /// Wait until all bytes have arrived. Required before their memory is freed.
-    pub(crate) fn finish(&self) -> Result<(), DeviceFault> {
-        self.gpu.finish()
-    }
-
-    /// Return a slot that no copy uses. Wait until there is one.
-    pub(crate) fn lend(&self, stop: StopFlag<'_>) -> Result<Lent, DeviceFault> {
-        self.ring.lend(&self.gpu, stop)
-    }
-
     pub(crate) fn slot_nbytes(&self) -> usize {
         self.ring.slot_nbytes()
     }
 
-    /// Return how many bytes are read at once: a slot has room for the gaps between small tensors as well.
+    /// Return how many bytes are read at once. A slot has a page more.
     pub(crate) fn chunk_nbytes(&self) -> usize {
-        self.slot_nbytes() / 4 * 3
-    }
-
-    /// Return whether the two are the same device.
-    pub(crate) fn is(&self, other: &Device) -> bool {
-        Arc::ptr_eq(&self.gpu, &other.gpu)
+        self.slot_nbytes() - PAGE_NBYTES
     }
 }

@@ -62,6 +62,6 @@ impl Onto {
         //   `hold` or, if reading fails, `finish`;
         // - no other code that uses it except in the order of a stream: the allocator guarantees this for the stream of
         // `begin` and `hold`.
-        unsafe { DeviceDest::new(&self.at.device, block.address(), block.len(), Some(number)) }
+        unsafe { DeviceDest::new(&self.at, block.address(), block.len(), number) }
     }
 }

@@ -10,7 +10,7 @@ use super::Device;
 use super::driver::{Driver, is_in_use, refuse_child};
 use super::fault::DeviceFault;
 use super::gpu::Gpu;
-use super::ring::{PINNED_NBYTES, Ring, SLOT_NBYTES};
+use super::ring::{CHUNK_NBYTES, PINNED_NBYTES, Ring};
 use crate::options::PINNED_VARIABLE;
 
 /// Systems by the library of the driver; `None` means the driver of this machine.
@@ -65,7 +65,7 @@ impl System {
         let most = pinned_of_environment()?;
         Ok(System {
             driver: Arc::new(Driver::load(driver)?),
-            ring: Arc::new(Ring::new(SLOT_NBYTES, most)),
+            ring: Arc::new(Ring::new(CHUNK_NBYTES, most)),
             gpus: BTreeMap::new(),
         })
     }

@@ -175,6 +175,14 @@ impl<'d> Destination<'d> {
         }
     }
 
+    /// The same memory after a gap, which a device fills with it.
+    pub(super) fn after(self, gap: usize) -> Destination<'d> {
+        match self {
+            Destination::Device(dest) => Destination::Device(Box::new(dest.after(gap))),
+            other => other,
+        }
+    }
+
     /// Split off the first `at` bytes, or all if there are fewer. Return them and the rest.
     pub(super) fn split_at(self, at: usize) -> (Destination<'d>, Destination<'d>) {
         fn both<'d, T>(

@@ -5,6 +5,7 @@ use std::ops::Range;
 use ingot_format::{Dtype, Row, Rows, Selection, saturating_usize, to_u64, to_usize};
 
 use super::buffer::Destination;
+use super::input::PAGE_NBYTES;
 use super::plan::{Piece, Plan, widths};
 use crate::file::ReadAt;
 use crate::memory::HUGE_PAGE_NBYTES;
@@ -82,6 +83,7 @@ fn split<'p, 'd>(
         while let Some(piece) = pieces.next_if(|piece| piece.block == number) {
             let (_, from_piece) = rest.split_at(piece.at - at);
             let (dest, after) = from_piece.split_at(piece.nbytes);
+            let dest = dest.after(piece.at - at);
             let gap = sources[piece.file].gap_nbytes();
             cut(piece, dest, gap, chunk_nbytes, &mut chunks);
             rest = after;
@@ -128,6 +130,10 @@ fn cut<'p, 'd>(
             Destination::Host(dest) if dest.len() > most && dest.is_contiguous() => {
                 let first = most - dest.addr() % border;
                 (first - first % wanted).max(wanted)
+            }
+            // The end of a page of the file, so that reads past the page cache are of whole pages.
+            Destination::Device(dest) if dest.len() > most && piece.is_straight() && most > PAGE_NBYTES => {
+                most - to_usize(runs.begin() % to_u64(PAGE_NBYTES)).unwrap_or(0)
             }
             _ => most.min(rest.len()),
         };

@@ -39,6 +39,8 @@ pub(super) struct Stage {
     converted: Vec<u8>,
     /// Runs that are read together, and the gaps between them.
     mixed: Vec<u8>,
+    /// Bytes from a network that are copied to a device next.
+    pub(super) relayed: Vec<u8>,
 }
 
 impl Stages {
@@ -238,6 +240,7 @@ impl<'d> Batch<'d> {
             packed,
             converted,
             mixed,
+            ..
         } = stage;
         let stored = |dest: &Destination<'_>, dtypes| {
             let (stored, wanted) = widths(dtypes);

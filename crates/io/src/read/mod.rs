@@ -49,10 +49,10 @@ use self::input::Witness;
 use self::job::{Job, Target};
 use self::plan::{FileRun, Piece, Plan, joined};
 use self::run::{execute, nbytes, reading, show};
-use crate::device::Onto;
+use crate::device::{DeviceRegion, Onto};
 use crate::error::{Error, Failure, InFile, Misfit};
 use crate::file::{Archive, Files, Tensor, TensorId};
-use crate::memory::{Footprint, Region, alignment, overlapping};
+use crate::memory::{Footprint, HUGE_PAGE_NBYTES, Region, alignment, overlapping};
 use crate::options::ReadOptions;
 use crate::watch::{After, Unwatched, Watch};
 use crate::workers::Reading;
@@ -157,8 +157,7 @@ pub(crate) fn read_owned(
     let plan = Plan::fresh(&mut pieces);
     let mut blocks = allocate(&plan, jobs, &devices).map_err(explain)?;
     let sources = files.sources();
-    let slots = devices.iter().map(|onto| onto.at.device().chunk_nbytes());
-    let reading = reading(&plan, &sources, options).within(slots.min().unwrap_or(usize::MAX));
+    let reading = reading(&plan, &sources, options).onto(devices.iter().map(|onto| onto.at.device()));
     // Declared after `blocks`, so that it is dropped first: copies must end before their memory is freed.
     let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
     let dests = blocks
@@ -169,9 +168,12 @@ pub(crate) fn read_owned(
     outcome.map_err(|fault| files.explain(fault))?;
     copies.end().map_err(|fault| explain(fault.into()))?;
     if devices.iter().any(|onto| onto.at.device().is_integrated()) {
-        // The system reads ahead and keeps groups of pages, so that the page cache has more pages than each thread has dropped.
+        // The system reads ahead, and drops a group of pages only as a whole: at most a huge page, also across the border of
+        // two tensors.
+        let group = to_u64(HUGE_PAGE_NBYTES);
         for (file, span) in plan.stretches() {
-            sources[file].forget(span);
+            let end = span.end.next_multiple_of(group);
+            sources[file].forget(span.start - span.start % group..end);
         }
     }
     let blocks: Vec<Buffer> = blocks.into_iter().map(Buffer::from).collect();
@@ -244,6 +246,43 @@ pub(crate) fn fill_checked(
     files.check_unchanged()?;
     let reading = reading(&plan, &sources, options);
     execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    files.check_unchanged()
+}
+
+/// Read jobs of any files, in parallel, into the caller's memory on the device of `onto`: one region for each job. What the
+/// caller queues on its stream afterwards finds the bytes there.
+///
+/// # Errors
+/// [`Failure::Destination`] if a region has another size than its job. Otherwise as [`read_to`]; bytes that were read until
+/// then stay in the regions.
+pub fn fill_on(
+    onto: &Onto,
+    jobs: &[Job<'_>],
+    regions: &mut [DeviceRegion],
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    for (job, region) in jobs.iter().zip(regions.iter()) {
+        let found = to_u64(region.len());
+        if found != job.nbytes() {
+            let expected = job.shape().to_owned();
+            let found = vec![found];
+            return Err(job.refuse(Misfit::Shape { expected, found }));
+        }
+    }
+    let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
+    let explain = |failure: Failure| files.explain(failure);
+    let plan = Plan::into_each(pieces(&files, ids.iter().map(|id| id.file).zip(jobs))?);
+    let sources = files.sources();
+    files.check_unchanged()?;
+    onto.at.refuse_capture().map_err(|fault| explain(fault.into()))?;
+    let devices = [onto];
+    let reading = reading(&plan, &sources, options).onto(devices.iter().map(|onto| onto.at.device()));
+    let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
+    let dests = regions.iter_mut().enumerate();
+    let dests = dests.map(|(number, region)| Destination::Device(Box::new(onto.dest(region, number))));
+    execute(&plan, &sources, &[], dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    copies.end().map_err(|fault| explain(fault.into()))?;
     files.check_unchanged()
 }
 

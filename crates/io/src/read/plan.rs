@@ -136,7 +136,7 @@ impl<'p> Piece<'p> {
     }
 
     /// Return whether its bytes are the same in memory as in the file.
-    fn is_straight(&self) -> bool {
+    pub(super) fn is_straight(&self) -> bool {
         self.gathered.is_none() && self.converted.is_none()
     }
 

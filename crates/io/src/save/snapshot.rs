@@ -19,8 +19,8 @@ const BLOCK: usize = 32 << 20;
 const PIECES_IN_BLOCK: usize = BLOCK / PIECE;
 /// From this size on, threads copy.
 const PARALLEL: u64 = 8 << 20;
-/// The most threads that copy: more do not make memory faster.
-const THREADS: usize = 8;
+/// The most threads that copy.
+const THREADS: usize = 16;
 
 /// The bytes of payloads, copied.
 ///

@@ -13,6 +13,7 @@ use libloading::{Library, Symbol};
 use super::Device;
 use super::bytes::DeviceBytes;
 use super::driver::{Driver, Stream};
+use super::lane::Way;
 use super::memory::DeviceRegion;
 use super::onto::{Allocator, Fresh, Onto, Refusal};
 use super::ring::Ring;
@@ -24,8 +25,10 @@ static TURN: Mutex<()> = Mutex::new(());
 /// Keeps it loaded: each time that it is, it takes places of Windows for its threads, which are given back with the process.
 static KEPT: OnceLock<Library> = OnceLock::new();
 
-/// Less than a tensor of the tests has.
-pub(super) const SMALL_SLOT_NBYTES: usize = 4096;
+/// Bytes that are copied at once: less than a tensor of the tests has.
+pub(super) const SMALL_CHUNK_NBYTES: usize = 4096;
+/// The size of a slot for them.
+pub(super) const SMALL_SLOT_NBYTES: usize = SMALL_CHUNK_NBYTES + 4096;
 
 /// The simulator, begun anew.
 pub(super) struct Fake {
@@ -56,11 +59,11 @@ fn path() -> PathBuf {
 impl Fake {
     /// With this many devices, and a ring of this many small slots.
     pub(super) fn new(seed: u64, devices: usize, slots: usize) -> Fake {
-        Fake::with_slots(seed, devices, slots, SMALL_SLOT_NBYTES)
+        Fake::with_chunks(seed, devices, slots, SMALL_CHUNK_NBYTES)
     }
 
-    /// The same with slots of another size.
-    pub(super) fn with_slots(seed: u64, devices: usize, slots: usize, slot_nbytes: usize) -> Fake {
+    /// The same with chunks of another size.
+    pub(super) fn with_chunks(seed: u64, devices: usize, slots: usize, chunk_nbytes: usize) -> Fake {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: requires a library that does no harm when it is loaded: the workspace's own.
         let loaded = || unsafe { Library::new(path()) }.unwrap();
@@ -71,7 +74,7 @@ impl Fake {
         Fake {
             library,
             driver,
-            ring: Arc::new(Ring::new(slot_nbytes, slots * slot_nbytes)),
+            ring: Arc::new(Ring::new(chunk_nbytes, slots * (chunk_nbytes + 4096))),
             _turn: turn,
         }
     }
@@ -82,19 +85,37 @@ impl Fake {
 
     /// What reads onto a device in the order of the default stream.
     pub(super) fn onto(&self, device: &Device) -> Onto {
+        self.onto_on(device, Neighbour::DEFAULT)
+    }
+
+    /// What reads onto a device in the order of this stream.
+    pub(super) fn onto_on(&self, device: &Device, stream: Neighbour) -> Onto {
         let framework = Framework {
             library: Arc::clone(&self.library),
             ordinal: usize::try_from(device.ordinal()).unwrap(),
+            stream: stream.0.expose_provenance(),
         };
-        Onto::new(Fake::stream(device), Arc::new(framework))
+        Onto::new(Fake::stream_on(device, stream, Way::In), Arc::new(framework))
     }
 
-    /// The default stream of a device.
+    /// This stream of a caller, for copies in one direction.
+    pub(super) fn stream_on(device: &Device, stream: Neighbour, way: Way) -> DeviceStream {
+        DeviceStream::of(device.clone(), Stream::of_framework(stream.0), way).unwrap()
+    }
+
+    /// The default stream of a device, to copy to it.
     pub(super) fn stream(device: &Device) -> DeviceStream {
-        DeviceStream {
-            device: device.clone(),
-            stream: Stream::of_framework(ptr::null_mut()),
-        }
+        Fake::stream_on(device, Neighbour::DEFAULT, Way::In)
+    }
+
+    /// The default stream of a device, to copy from it.
+    pub(super) fn outgoing(device: &Device) -> DeviceStream {
+        Fake::stream(device).outgoing().unwrap()
+    }
+
+    /// Waits for the copies of a caller with the default stream.
+    pub(super) fn finish(device: &Device) {
+        Fake::stream(device).finish().unwrap();
     }
 
     /// Memory of the device with these bytes, as a tensor of the caller's has.
@@ -123,8 +144,13 @@ impl Fake {
 
     /// The memory of a block, to be saved.
     pub(super) fn bytes(device: &Device, block: &DeviceRegion) -> DeviceBytes {
+        Fake::bytes_on(&Fake::outgoing(device), block)
+    }
+
+    /// The same in the order of this stream.
+    pub(super) fn bytes_on(stream: &DeviceStream, block: &DeviceRegion) -> DeviceBytes {
         // SAFETY: requires memory that is allocated as long as the result is there: tests keep the block.
-        unsafe { DeviceBytes::new(&Fake::stream(device), block.address(), block.len()) }
+        unsafe { DeviceBytes::new(stream, block.address(), block.len()) }
     }
 
     fn function<T>(&self, name: &str) -> Symbol<'_, T> {
@@ -143,14 +169,14 @@ impl Fake {
         self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
     }
 
+    /// Has registering fail with this code.
+    pub(super) fn register_code(&self, code: i32) {
+        self.function::<extern "C" fn(i32)>("fake_cuda_register_code")(code);
+    }
+
     /// Sets the code with which pinning fails beyond the limit.
     pub(super) fn pin_code(&self, code: i32) {
         self.function::<extern "C" fn(i32)>("fake_cuda_pin_code")(code);
-    }
-
-    pub(super) fn set_attribute(&self, ordinal: usize, attribute: i32, value: i32) {
-        let set = self.function::<extern "C" fn(usize, i32, i32) -> i32>("fake_cuda_attribute");
-        assert_eq!(set(ordinal, attribute, value), 0);
     }
 
     /// Begins or ends a capture on the default stream of the first device.
@@ -170,7 +196,7 @@ impl Fake {
         type Create = unsafe extern "C" fn(*mut *mut c_void, u32) -> i32;
         let create = self.function::<Create>("cuStreamCreate");
         let mut stream = ptr::null_mut();
-        let created = device.gpu.within(|_, _| {
+        let created = device.gpu.within(|_| {
             // SAFETY: requires a place for the answer.
             assert_eq!(unsafe { create(&raw mut stream, 1) }, 0);
             Ok(())
@@ -181,8 +207,18 @@ impl Fake {
 
     /// Begins or ends a kernel on the default stream of the first device that runs until it is ended.
     pub(super) fn busy(&self, is_busy: bool) {
+        self.busy_on(0, Neighbour::DEFAULT, is_busy);
+    }
+
+    /// The same on a stream of a device.
+    pub(super) fn busy_on(&self, ordinal: usize, stream: Neighbour, is_busy: bool) {
         let busy = self.function::<extern "C" fn(*mut c_void, usize, bool) -> i32>("fake_cuda_busy");
-        assert_eq!(busy(ptr::null_mut(), 0, is_busy), 0);
+        assert_eq!(busy(stream.0, ordinal, is_busy), 0);
+    }
+
+    /// Has copies done when they are queued.
+    pub(super) fn instant(&self) {
+        self.function::<extern "C" fn(bool)>("fake_cuda_instant")(true);
     }
 
     /// Has all done that is queued: first what the callers have, then the rest.
@@ -222,8 +258,12 @@ impl Fake {
 
     /// The bytes that the caller's stream finds there, in its order.
     pub(super) fn seen_by_caller(&self, device: &Device, address: u64, nbytes: usize) -> Vec<u8> {
-        let stream = Stream::of_framework(ptr::null_mut());
-        device.gpu.within(|driver, _| driver.finish(stream)).unwrap();
+        self.seen_on(device, Neighbour::DEFAULT, address, nbytes)
+    }
+
+    /// The same in the order of this stream.
+    pub(super) fn seen_on(&self, device: &Device, stream: Neighbour, address: u64, nbytes: usize) -> Vec<u8> {
+        device.gpu.finish(Stream::of_framework(stream.0)).unwrap();
         let mut bytes = vec![0; nbytes];
         let read = self.function::<unsafe extern "C" fn(u64, *mut u8, usize) -> bool>("fake_cuda_read");
         // SAFETY: requires room for `nbytes`.
@@ -235,6 +275,11 @@ impl Fake {
 /// A stream of another user of a device, unknown to the ring.
 #[derive(Clone, Copy)]
 pub(super) struct Neighbour(*mut c_void);
+
+// SAFETY: the address is never dereferenced here.
+unsafe impl Send for Neighbour {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Neighbour {}
 
 impl Neighbour {
     pub(super) const DEFAULT: Neighbour = Neighbour(ptr::null_mut());
@@ -252,6 +297,8 @@ fn function<'l, T>(library: &'l Library, name: &str) -> Symbol<'l, T> {
 struct Framework {
     library: Arc<Library>,
     ordinal: usize,
+    /// The address of the caller's stream.
+    stream: usize,
 }
 
 impl Allocator for Framework {
@@ -265,14 +312,16 @@ impl Allocator for Framework {
             if address == 0 {
                 return Err("the device is full".into());
             }
-            let nbytes = fresh.nbytes;
-            assert_eq!(old_owner(ptr::null_mut(), self.ordinal, address, nbytes, 0x99), 0);
+            let (nbytes, stream) = (fresh.nbytes, self.stream);
+            let handle = ptr::with_exposed_provenance_mut(stream);
+            assert_eq!(old_owner(handle, self.ordinal, address, nbytes, 0x99), 0);
             let library = Arc::clone(&self.library);
             let (ordinal, number) = (self.ordinal, i32::try_from(self.ordinal).unwrap());
             let owner = Arc::new(Allocated {
                 library,
                 ordinal,
                 address,
+                stream,
             });
             // SAFETY: requires memory that is allocated until the owner goes, which frees it.
             Ok(unsafe { DeviceRegion::new(number, address, nbytes, owner) })
@@ -286,13 +335,15 @@ struct Allocated {
     library: Arc<Library>,
     ordinal: usize,
     address: u64,
+    stream: usize,
 }
 
 impl Drop for Allocated {
     fn drop(&mut self) {
         type Free = extern "C" fn(*mut c_void, usize, u64) -> i32;
         let free = function::<Free>(&self.library, "fake_cuda_free_in_order");
-        assert_eq!(free(ptr::null_mut(), self.ordinal, self.address), 0);
+        let handle = ptr::with_exposed_provenance_mut(self.stream);
+        assert_eq!(free(handle, self.ordinal, self.address), 0);
     }
 }
 

@@ -1,7 +1,9 @@
 //! Reading onto a device, on the simulated driver. Saving is beside it.
 
+mod direct;
 mod neighbours;
 mod saving;
+mod streams;
 mod waits;
 
 use std::collections::BTreeSet;
@@ -282,41 +284,57 @@ fn what_is_copied_is_what_the_tensors_have_in_as_few_copies_as_fit() {
         (counters.pageable, counters.overlapping, counters.stray),
         (0, 0, 0)
     );
-    assert!(counters.pinned_most <= 4 * 4096);
+    assert!(counters.pinned_most <= to_u64(4 * SMALL_SLOT_NBYTES));
     fake.ring.give_back();
     assert_eq!(fake.counters().pinned, 0);
 }
 
 #[test]
-fn where_memory_cannot_be_pinned_two_slots_do_and_without_any_the_reason_is_told() {
-    for (limit, pinned) in [(3 * 4096, 3 * 4096), (2 * 4096, 2 * 4096), (4096, 4096), (0, 0)] {
+fn where_memory_cannot_be_pinned_pageable_memory_does_and_the_next_load_pins_again() {
+    for slots in [3, 2, 1, 0] {
         let fake = Fake::new(3, 1, 16);
+        let limit = slots * SMALL_SLOT_NBYTES;
         fake.pin_limit(limit);
         let archive = mixed();
         let parts = whole(&archive);
         let device = fake.device(0);
-        let loaded = load(&fake, &device, &parts).unwrap();
-        assert!(is_right(&fake, &device, &parts, &loaded));
-        assert!(fake.counters().pinned_most <= pinned);
+        let load = || {
+            let loaded = load_on(4, &fake, &device, &parts).unwrap();
+            assert!(is_right(&fake, &device, &parts, &loaded));
+        };
+        load();
+        assert!(fake.counters().pinned_most <= to_u64(limit));
         let why = fake.ring.why_pageable();
-        assert_eq!(why.is_some(), limit < 2 * 4096, "{why:?}");
-        assert!(why.is_none_or(|why| why.contains("cuMemHostAlloc")));
+        assert!(slots > 0 || why.is_some_and(|why| why.contains("cuMemHostAlloc")));
+        // The memory is there again.
+        fake.pin_limit(usize::MAX);
+        fake.settle();
+        fake.ring.give_back();
+        load();
+        let pageable = fake.counters().pageable;
+        load();
+        assert_eq!(
+            (fake.counters().pageable, fake.ring.why_pageable()),
+            (pageable, None)
+        );
+        assert!(fake.counters().pinned > 0);
     }
 }
 
 #[test]
-fn memory_is_pinned_on_the_node_that_the_device_names_and_anywhere_where_it_names_none() {
-    use super::driver::HOST_NUMA_ID;
-    // A node that exists, one that does not, and the driver's answer if there are no nodes.
-    for (said, node) in [(0, Some(0)), (4_000_000, Some(4_000_000)), (-1, None)] {
-        let fake = Fake::new(8, 1, 3);
-        fake.set_attribute(0, HOST_NUMA_ID, said);
-        let device = fake.device(0);
-        assert_eq!(device.gpu.node, node);
+fn memory_of_the_driver_is_used_where_none_can_be_registered() {
+    for code in [1, 304, 801] {
+        let fake = Fake::new(3, 1, 4);
+        fake.register_code(code);
         let archive = mixed();
         let parts = whole(&archive);
-        let loaded = load(&fake, &device, &parts).unwrap();
+        let device = fake.device(0);
+        let loaded = load_on(2, &fake, &device, &parts).unwrap();
         assert!(is_right(&fake, &device, &parts, &loaded));
+        assert_eq!((fake.counters().pageable, fake.ring.why_pageable()), (0, None));
+        fake.settle();
+        fake.ring.give_back();
+        assert_eq!(fake.counters().pinned, 0);
     }
 }
 
@@ -407,12 +425,13 @@ fn in_every_order_of_threads_they_share_the_slots_of_a_ring() {
     in_every_order(|| {
         let fake = Fake::new(1, 1, 2);
         let device = fake.device(0);
+        let stream = Fake::stream(&device);
         let filled = crate::sync::Mutex::new(0);
         crate::sync::thread::scope(|scope| {
             for number in 0..3 {
-                let (fake, gpu, filled) = (&fake, &device.gpu, &filled);
+                let (stream, filled) = (&stream, &filled);
                 scope.spawn(move || {
-                    let mut slot = fake.ring.lend(gpu, StopFlag::never()).unwrap();
+                    let mut slot = stream.lend(StopFlag::never()).unwrap();
                     slot.bytes().fill(number);
                     *crate::sync::locked(filled) += 1;
                     assert!(slot.bytes().iter().all(|&byte| byte == number));
@@ -430,10 +449,11 @@ fn in_every_order_of_threads_a_slot_that_cannot_be_made_keeps_nobody_waiting() {
     in_every_order(|| {
         let fake = Fake::new(1, 1, 2);
         let device = fake.device(0);
+        let stream = Fake::stream(&device);
         // Not for want of memory.
         fake.fail(1, 1);
         crate::sync::thread::scope(|scope| {
-            let lend = || fake.ring.lend(&device.gpu, StopFlag::never()).is_ok();
+            let lend = || stream.lend(StopFlag::never()).is_ok();
             let lent: Vec<_> = (0..3).map(|_| scope.spawn(lend)).collect();
             for lent in lent {
                 lent.join().unwrap();

@@ -3,7 +3,7 @@
 use std::slice;
 use std::thread;
 
-use super::super::fake::{Fake, Neighbour, pattern};
+use super::super::fake::{Fake, Neighbour, SMALL_SLOT_NBYTES, pattern};
 use super::{file, is_right, load, load_on, mixed, whole};
 use crate::error::Failure;
 use crate::payload::Payload;
@@ -50,7 +50,7 @@ fn a_capture_on_another_thread_survives_loads_saves_and_an_idle_ring() {
     load(&fake, &device, &parts).unwrap();
     assert!(fake.counters().pinned > 0);
     beside_a_capture(&fake, stream, "an idle ring", || fake.ring.give_back());
-    device.finish().unwrap();
+    Fake::finish(&device);
     beside_a_capture(&fake, stream, "an idle ring whose copies are done", || {
         fake.ring.give_back();
     });
@@ -81,7 +81,7 @@ fn whatever_code_pinning_gives_the_load_goes_on_from_pageable_memory() {
     let parts = whole(&archive);
     for code in [1, 2, 3, 4, 201, 304, 709, 712, 801, 999] {
         // None can be pinned, and all but the first.
-        for limit in [0, 4096] {
+        for limit in [0, SMALL_SLOT_NBYTES] {
             let fake = Fake::new(3, 1, 4);
             fake.pin_limit(limit);
             fake.pin_code(code);

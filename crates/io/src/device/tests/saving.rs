@@ -9,9 +9,9 @@ use ingot_format::{Dtype, Format, Layout, Spec, StopFlag, layout, to_u64, to_usi
 
 use super::super::Device;
 use super::super::bytes::DeviceBytes;
-use super::super::fake::{Fake, MISTAKES, SMALL_SLOT_NBYTES, pattern};
+use super::super::fake::{Fake, MISTAKES, SMALL_CHUNK_NBYTES, pattern};
 use super::super::memory::DeviceRegion;
-use super::super::ring::SLOT_NBYTES;
+use super::super::ring::CHUNK_NBYTES;
 use super::super::{DeviceFault, DeviceStream};
 use super::Dice;
 use crate::error::{Error, Failure};
@@ -19,6 +19,9 @@ use crate::options::SaveOptions;
 use crate::payload::Payload;
 use crate::save::{Pieces, Snapshot, save};
 use crate::watch::Unwatched;
+
+/// The size of a piece of a file.
+const PIECE_NBYTES: usize = 4 * CHUNK_NBYTES;
 
 /// The layout of U8 tensors of these sizes, in this order in the file.
 pub(super) fn laid_out(sizes: &[usize]) -> Layout {
@@ -86,13 +89,15 @@ impl Step {
 }
 
 pub(super) fn begin(devices: &[Device]) -> Result<(), DeviceFault> {
-    devices.iter().try_for_each(|device| Fake::stream(device).begin())
+    devices
+        .iter()
+        .try_for_each(|device| Fake::outgoing(device).begin())
 }
 
 fn sizes(dice: &mut Dice) -> Vec<usize> {
     let size = |dice: &mut Dice| match dice.roll(4) {
         0 => dice.roll(60_000),
-        1 => SMALL_SLOT_NBYTES - 50 + dice.roll(100),
+        1 => SMALL_CHUNK_NBYTES - 50 + dice.roll(100),
         _ => dice.roll(600),
     };
     (0..1 + dice.roll(12)).map(|_| size(dice)).collect()
@@ -102,8 +107,8 @@ fn sizes(dice: &mut Dice) -> Vec<usize> {
 fn outcome(seed: u64, mistake: usize) -> bool {
     let mut dice = Dice(seed);
     // Slots that hold a piece of the file, and such that do not.
-    let slot_nbytes = [SLOT_NBYTES, SMALL_SLOT_NBYTES][dice.roll(2)];
-    let fake = Fake::with_slots(seed, 2, 2 + dice.roll(4), slot_nbytes);
+    let chunk_nbytes = [PIECE_NBYTES, SMALL_CHUNK_NBYTES][dice.roll(2)];
+    let fake = Fake::with_chunks(seed, 2, 2 + dice.roll(4), chunk_nbytes);
     let devices = [fake.device(0), fake.device(1)];
     let mut sizes = sizes(&mut dice);
     // One at least that is of some size, on a device, and has many kernels to wait for.
@@ -164,7 +169,7 @@ const MIXED: [usize; 8] = [9000, 1, 0, 257, 70_000, 3000, 12, 5000];
 /// Save over a file with the driver set up by `prepare`. Return the outcome, the file, the expected bytes, and the counters
 /// of the devices.
 fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<(), Error>, Vec<u8>, Vec<u8>, Counters) {
-    let fake = Fake::with_slots(1, 1, 2, SLOT_NBYTES);
+    let fake = Fake::with_chunks(1, 1, 2, PIECE_NBYTES);
     let layout = laid_out(&MIXED);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
@@ -178,8 +183,12 @@ fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<(), Error>, Vec<u8>, Vec<u8>,
     prepare(&fake);
     let device = Device::open(&fake.driver, 0, &fake.ring);
     let saved = device.clone().map_err(Error::from).and_then(|device| {
-        Fake::stream(&device).begin()?;
-        let bytes: Vec<DeviceBytes> = owners.iter().map(|block| Fake::bytes(&device, block)).collect();
+        let stream = Fake::stream(&device).outgoing()?;
+        stream.begin()?;
+        let bytes: Vec<DeviceBytes> = owners
+            .iter()
+            .map(|block| Fake::bytes_on(&stream, block))
+            .collect();
         let payloads: Vec<Payload<'_>> = bytes.iter().map(Payload::Device).collect();
         save(&path, &layout, &payloads, &options(), &Unwatched)
     });
@@ -245,7 +254,7 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
 
 #[test]
 fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
-    let fake = Fake::with_slots(6, 2, 2, SLOT_NBYTES);
+    let fake = Fake::with_chunks(6, 2, 2, PIECE_NBYTES);
     let devices = [fake.device(0), fake.device(1)];
     let block = |size: usize| fake.block_of(&devices[0], &pattern(6, size));
     let owners: Vec<DeviceRegion> = [1000, 0, 1, 600, 77, 0, 5].map(block).into();
@@ -275,7 +284,7 @@ fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
     assert_eq!((waits(&both), waits(&both[..2])), (2, 2));
 
     // Bytes on the host are written from their memory: in pieces 0, 1, 3 and 4.
-    let host = vec![7; 2 * SLOT_NBYTES];
+    let host = vec![7; 2 * PIECE_NBYTES];
     let mixed = [&host[..], &host[..], &host[..10]].map(Payload::from);
     let [first, second, third] = mixed;
     let payloads = [first, payloads[0].clone(), second, payloads[1].clone(), third];
@@ -283,15 +292,15 @@ fn each_piece_with_bytes_of_a_device_is_one_wait_and_others_are_none() {
     let pieces = Pieces::of(&layout, &payloads).unwrap();
     for piece in 0..pieces.count() {
         assert_eq!(pieces.are_on_device(piece..piece + 1), piece == 2, "{piece}");
-        let slot = pieces.slot(piece, StopFlag::never()).unwrap();
-        assert_eq!(slot.is_some(), piece == 2, "{piece}");
+        let is_fetched = pieces.each_slot(piece, StopFlag::never(), |_, _| Ok(())).unwrap();
+        assert_eq!(is_fetched, piece == 2, "{piece}");
     }
     assert!(pieces.are_on_device(0..5) && pieces.are_on_device(2..4));
 }
 
 #[test]
 fn where_memory_cannot_be_pinned_the_file_is_the_same() {
-    for limit in [SLOT_NBYTES, 0] {
+    for limit in [PIECE_NBYTES, 0] {
         let (saved, found, expected, _) = attempt(|fake| fake.pin_limit(limit));
         saved.unwrap();
         assert!(found == expected, "{limit}");
@@ -300,7 +309,7 @@ fn where_memory_cannot_be_pinned_the_file_is_the_same() {
 
 #[test]
 fn threads_that_write_a_large_tensor_take_turns_at_two_slots() {
-    let fake = Fake::with_slots(3, 1, 2, SLOT_NBYTES);
+    let fake = Fake::with_chunks(3, 1, 2, PIECE_NBYTES);
     let device = fake.device(0);
     let size = 40 << 20;
     let bytes: Vec<u8> = (0..251).cycle().take(size).collect();
@@ -314,7 +323,7 @@ fn threads_that_write_a_large_tensor_take_turns_at_two_slots() {
         save(&path, &layout, &payloads, &options, &Unwatched).unwrap();
         assert!(fs::read(&path).unwrap() == [&layout.head[..], &bytes, b"end"].concat());
     }
-    assert!(fake.counters().pinned_most <= to_u64(2 * SLOT_NBYTES));
+    assert!(fake.counters().pinned_most <= to_u64(2 * (PIECE_NBYTES + 4096)));
 }
 
 #[test]

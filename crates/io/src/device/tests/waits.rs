@@ -103,7 +103,7 @@ fn a_load_that_waits_for_a_slot_of_others_is_interrupted() {
         let options = ReadOptions {
             threads: NonZeroUsize::new(threads),
         };
-        let lent = [(); 2].map(|()| device.lend(StopFlag::never()).unwrap());
+        let lent = [(); 2].map(|()| Fake::stream(&device).lend(StopFlag::never()).unwrap());
         let read = |watch: &dyn Watch| read_to(&jobs, &options, watch).map(drop);
         stops_beside_a_kernel(&fake, "slots that are filled", lent.into(), read);
         read_to(&jobs, &options, &never).unwrap();
@@ -121,7 +121,7 @@ fn on_device(fake: &Fake, device: &Device, bytes: &[u8]) -> crate::device::Devic
 fn saves_snapshots_and_writers_are_interrupted_while_the_stream_of_their_caller_is_busy() {
     // For one thread, and for several.
     for size in [30_000, 40 << 20] {
-        let fake = Fake::with_slots(2, 1, 2, 4 << 20);
+        let fake = Fake::with_chunks(2, 1, 2, 4 << 20);
         let device = fake.device(0);
         let bytes = pattern(2, size);
         let block = on_device(&fake, &device, &bytes);

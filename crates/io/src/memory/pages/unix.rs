@@ -36,6 +36,16 @@ impl Pages {
 
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn want_huge(&self, _: Range<usize>) {}
+
+    /// Leave the pages out of the memory of forked children, so that writing to them never replaces a page.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn keep_from_children(&self) {
+        // Without it a child costs memory, so the answer does not matter.
+        let _ = self.0.advise(Advice::DontFork);
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn keep_from_children(&self) {}
 }
 
 /// Request pages for fresh memory. A failure is ignored: the first write to each page then requests it.

@@ -47,6 +47,9 @@ impl Pages {
 
     /// Huge pages need a privilege.
     pub(crate) fn want_huge(&self, _: Range<usize>) {}
+
+    /// There is no `fork`.
+    pub(crate) fn keep_from_children(&self) {}
 }
 
 impl Drop for Pages {

@@ -200,11 +200,14 @@ impl PieceWriter<'_, '_> {
         Ok(())
     }
 
-    /// Write a piece from a copy of it: in a slot of pinned memory if it comes from a device.
+    /// Write a piece from a copy of it: in slots of pinned memory if it comes from a device.
     fn write_copied(&self, piece: usize, buffers: &mut Buffers) -> io::Result<()> {
         let (len, position) = (self.pieces.len(piece), self.pieces.range(piece).start);
-        if let Some(mut slot) = self.pieces.slot(piece, self.team.stop())? {
-            return self.write_filled(&slot.bytes()[..len], position);
+        // No slot is held while a thread waits for the digests of another.
+        let waits = self.sealing.as_ref().is_some_and(Sealing::in_order);
+        let write = |at, bytes: &[u8]| self.write_filled(bytes, position + to_u64(at));
+        if !waits && self.pieces.each_slot(piece, self.team.stop(), write)? {
+            return Ok(());
         }
         let pages = match &mut buffers.copied {
             Some(pages) => pages,

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use ingot_format::{FormatError, Layout, StopFlag, saturating_usize, to_u64, to_usize};
 
-use crate::device::{Copy, Device, DeviceBytes, Lent};
+use crate::device::{Copy, DeviceBytes, DeviceStream, Lent};
 use crate::digest::NewHeader;
 use crate::disk::write_all_at;
 use crate::memory::Bytes;
@@ -202,9 +202,11 @@ impl<'a> Pieces<'a> {
     /// # Panics
     /// `into` is shorter than the piece.
     pub fn fill(&self, piece: usize, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
-        let len = self.len(piece);
-        if let Some(mut slot) = self.slot(piece, stop)? {
-            into[..len].copy_from_slice(&slot.bytes()[..len]);
+        let is_fetched = self.each_slot(piece, stop, |at, bytes| {
+            into[at..at + bytes.len()].copy_from_slice(bytes);
+            Ok(())
+        })?;
+        if is_fetched {
             return Ok(());
         }
         let mut rest = into;
@@ -216,50 +218,120 @@ impl<'a> Pieces<'a> {
         Ok(())
     }
 
-    /// Return the bytes of `piece` in a slot of pinned memory if some of them are on a device: they are copied there
-    /// directly, and many small tensors take one wait. `None` if none of them are.
+    /// Call `take` with the bytes of `piece`, in order and with their positions in it, if some of them are on a device: they
+    /// are copied to slots of pinned memory, and many small tensors take one wait. One slot is filled while `take` has the
+    /// other, if there are two. Return whether some are on a device.
     ///
     /// # Errors
-    /// As [`Pieces::fill`].
-    pub(crate) fn slot(&self, piece: usize, stop: StopFlag<'_>) -> io::Result<Option<Lent>> {
+    /// As [`Pieces::fill`], and those of `take`.
+    pub(crate) fn each_slot(
+        &self,
+        piece: usize,
+        stop: StopFlag<'_>,
+        mut take: impl FnMut(usize, &[u8]) -> io::Result<()>,
+    ) -> io::Result<bool> {
         let range = self.range(piece);
         let first = self
             .on_device
-            .then(|| self.spans(range.clone()).find_map(|span| span.device()));
-        // In tests, slots have a few KiB.
-        let holds = |device: &&Device| device.slot_nbytes() >= self.len(piece);
-        let Some(device) = first.flatten().filter(holds) else {
-            return Ok(None);
+            .then(|| self.spans(range.clone()).find_map(|span| span.stream()));
+        let Some(at) = first.flatten() else {
+            return Ok(false);
         };
-        let mut slot = device.lend(stop)?;
+        let taken = self.each_slot_of(range.clone(), at, stop, &mut take);
+        if taken.is_err() {
+            // Copies may still run, and the bytes may be freed next.
+            let mut settled: Option<&DeviceStream> = None;
+            for stream in self.spans(range).filter_map(|span| span.stream()) {
+                if settled.is_none_or(|settled| !settled.is(stream)) {
+                    stream.settle();
+                }
+                settled = Some(stream);
+            }
+        }
+        taken.map(|()| true)
+    }
+
+    /// Call `take` with the bytes of `range`, in order and with their positions in it, in slots of `at`.
+    fn each_slot_of(
+        &self,
+        range: Range<u64>,
+        at: &DeviceStream,
+        stop: StopFlag<'_>,
+        take: &mut impl FnMut(usize, &[u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut waiting: Option<Fetched<'_>> = None;
+        let chunk = to_u64(at.device().chunk_nbytes());
+        let mut begin = range.start;
+        while begin < range.end {
+            let end = range.end.min(begin + chunk);
+            let another = if waiting.is_some() { at.lend_now()? } else { None };
+            let slot = match (another, waiting.take()) {
+                (Some(slot), kept) => {
+                    waiting = kept;
+                    slot
+                }
+                (None, Some(full)) => full.arrive(stop, take)?,
+                (None, None) => at.lend(stop)?,
+            };
+            let at_piece = saturating_usize(begin - range.start);
+            let fetched = self.queue(slot, begin..end, at_piece, stop)?;
+            if let Some(full) = waiting.replace(fetched) {
+                full.arrive(stop, take)?;
+            }
+            begin = end;
+        }
+        if let Some(full) = waiting {
+            full.arrive(stop, take)?;
+        }
+        Ok(())
+    }
+
+    /// Queue the copies of `range` to `slot`, and read the bytes there that are on no device.
+    fn queue(
+        &self,
+        mut slot: Lent,
+        range: Range<u64>,
+        at: usize,
+        stop: StopFlag<'_>,
+    ) -> io::Result<Fetched<'_>> {
         let mut copies: Vec<(&DeviceBytes, Vec<Copy>)> = Vec::new();
-        let mut at = 0;
+        let mut end = 0;
         for span in self.spans(range) {
-            let end = at + span.len;
+            let place = end..end + span.len;
+            end = place.end;
             match span.payload {
                 Payload::Device(bytes) => {
                     let begin = to_usize(span.begin).ok_or(io::ErrorKind::InvalidInput)?;
-                    let copy = bytes.copied_to(at, begin..begin + span.len);
-                    let is_there = |(known, _): &&mut (&DeviceBytes, _)| known.device().is(bytes.device());
+                    let copy = bytes.copied_to(place.start, begin..begin + span.len);
+                    let is_there = |(known, _): &&mut (&DeviceBytes, _)| known.stream().is(bytes.stream());
                     match copies.iter_mut().find(is_there) {
                         Some((_, copies)) => copies.push(copy),
                         None => copies.push((bytes, vec![copy])),
                     }
                 }
-                payload => payload.read(span.begin, &mut slot.bytes()[at..end], stop)?,
+                payload => payload.read(span.begin, &mut slot.bytes()[place], stop)?,
             }
-            at = end;
         }
+        let mut last: Option<&DeviceBytes> = None;
         for (bytes, copies) in copies {
-            bytes.fetch(&mut slot, &copies, stop)?;
+            // A slot knows the copies of one stream.
+            if let Some(last) = last.replace(bytes) {
+                last.arrive(&mut slot, stop)?;
+            }
+            bytes.fetch(&mut slot, &copies)?;
         }
-        Ok(Some(slot))
+        Ok(Fetched {
+            slot,
+            bytes: last,
+            at,
+            len: end,
+        })
     }
 
     /// Return whether some bytes of these pieces are on a device.
     pub(crate) fn are_on_device(&self, pieces: Range<usize>) -> bool {
         let range = self.range(pieces.start).start..self.range(pieces.end.saturating_sub(1)).end;
-        self.on_device && self.spans(range).any(|span| span.device().is_some())
+        self.on_device && self.spans(range).any(|span| span.stream().is_some())
     }
 
     /// Call `write` with the bytes of `range` of the file, in order: long ones as they are, short ones gathered in
@@ -291,6 +363,31 @@ impl<'a> Pieces<'a> {
     }
 }
 
+/// A slot whose copies are queued.
+struct Fetched<'p> {
+    slot: Lent,
+    /// The bytes that are copied last.
+    bytes: Option<&'p DeviceBytes>,
+    /// The position in the piece.
+    at: usize,
+    len: usize,
+}
+
+impl Fetched<'_> {
+    /// Wait for the copies, call `take` with the bytes, and return the slot.
+    fn arrive(
+        mut self,
+        stop: StopFlag<'_>,
+        take: &mut impl FnMut(usize, &[u8]) -> io::Result<()>,
+    ) -> io::Result<Lent> {
+        if let Some(bytes) = self.bytes {
+            bytes.arrive(&mut self.slot, stop)?;
+        }
+        take(self.at, &self.slot.bytes()[..self.len])?;
+        Ok(self.slot)
+    }
+}
+
 /// Bytes of a piece, one after another in the file.
 pub(super) enum WriteRun<'r> {
     Gathered(&'r [u8]),
@@ -299,10 +396,10 @@ pub(super) enum WriteRun<'r> {
 }
 
 impl<'p> PartSpan<'p, '_> {
-    /// The device of its bytes.
-    fn device(&self) -> Option<&'p Device> {
+    /// The stream of its bytes, if they are on a device.
+    fn stream(&self) -> Option<&'p DeviceStream> {
         match self.payload {
-            Payload::Device(bytes) => Some(bytes.device()),
+            Payload::Device(bytes) => Some(bytes.stream()),
             _ => None,
         }
     }
