@@ -180,6 +180,22 @@ def resumed_stage(folder: Path) -> dict[str, torch.Tensor]:
     return values(model, optimizer)
 
 
+def resumed_compiled_stage(folder: Path) -> bool:
+    model, _ = stage()
+    layers: Any = {name: torch.compile(layer, backend="eager") for name, layer in model.named_children()}
+    compiled = torch.nn.ModuleDict(layers)
+    kept(folder, lambda rank: {"model": compiled})
+    before = [whole(one) for one in compiled.parameters()]
+    for one in compiled.parameters():
+        torch.nn.init.zeros_(one)
+    ingot.Checkpoints(folder).load(into={"model": compiled})
+    return all(map(torch.equal, before, compiled.parameters()))
+
+
+def test_compiled_pipeline_stages_are_loaded(tmp_path: Path, two: Ranks) -> None:
+    assert two.run(resumed_compiled_stage, tmp_path) == [True, True]
+
+
 def kept(folder: Path, state: Callable[[int], Any], **options: Any) -> tuple[str, str, str | None]:
     """What one save raises on this rank."""
     rank = dist.get_rank()
