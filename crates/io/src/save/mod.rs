@@ -63,7 +63,7 @@ use write::Writing;
 /// let path = folder.path().join("bias.safetensors");
 /// save(&path, &new, &[Payload::from(&b"12345678"[..])], &SaveOptions::default(), &Unwatched)?;
 /// assert_eq!(std::fs::read(&path)?.len(), new.head.len() + 8);
-/// If a payload does not have the number of bytes in the header, no file is written.
+/// // If a payload does not have the number of bytes in the header, no file is written.
 /// assert!(save(&path, &new, &[Payload::from(&b"1234"[..])], &SaveOptions::default(), &Unwatched).is_err());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
