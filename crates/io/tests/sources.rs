@@ -353,8 +353,8 @@ struct Distant {
     bytes: Vec<u8>,
     /// Reads of this byte fail.
     broken: Option<u64>,
-    /// The first reads wait until so many are under way, for a minute at most.
-    together: usize,
+    /// Reads wait until so many are under way, for a minute at most.
+    together: Arc<AtomicUsize>,
     calls: Arc<AtomicUsize>,
     under_way: AtomicUsize,
     most_under_way: Arc<AtomicUsize>,
@@ -365,7 +365,7 @@ impl Distant {
         Distant {
             bytes,
             broken,
-            together: 0,
+            together: Arc::default(),
             calls: Arc::default(),
             under_way: AtomicUsize::new(0),
             most_under_way: Arc::default(),
@@ -384,7 +384,9 @@ impl ReadAt for Distant {
         self.most_under_way.fetch_max(under_way, Ordering::Relaxed);
         let begun = Instant::now();
         std::thread::sleep(Duration::from_millis(5));
-        while self.most_under_way.load(Ordering::Relaxed) < self.together && begun.elapsed().as_secs() < 60 {
+        while self.most_under_way.load(Ordering::Relaxed) < self.together.load(Ordering::Relaxed)
+            && begun.elapsed().as_secs() < 60
+        {
             std::thread::sleep(Duration::from_millis(5));
         }
         self.under_way.fetch_sub(1, Ordering::Relaxed);
@@ -410,12 +412,11 @@ impl ReadAt for Distant {
 fn many_reads_are_under_way_at_once_where_each_of_them_waits() {
     let (bytes, tensors) = file();
     let cores = std::thread::available_parallelism().unwrap().get();
-    let source = Distant {
-        together: cores.min(9) + 1,
-        ..Distant::new(bytes, None)
-    };
-    let most = Arc::clone(&source.most_under_way);
+    let source = Distant::new(bytes, None);
+    let (most, together) = (Arc::clone(&source.most_under_way), Arc::clone(&source.together));
     let archive = from_reader(Box::new(source));
+    // After the header, which is read alone.
+    together.store(cores.min(9) + 1, Ordering::Relaxed);
     let all: Vec<usize> = (0..tensors.len()).collect();
     ingot_io::read(parts(&archive, &all), &ReadOptions::default(), &Unwatched).unwrap();
     assert!(most.load(Ordering::Relaxed) > cores.min(9), "{most:?}");

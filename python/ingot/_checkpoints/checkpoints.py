@@ -637,10 +637,10 @@ class Checkpoints:
             return partial(_read_by, loader)
 
         def read_alone(folder: str, commit: Commit) -> Any:
-            alone = _states(self._framework or commit.framework)
-            if len(commit.files) > 1 or alone.has_parts(into):
-                return _read_by(alone.loader(into, types, how, device, ranks), folder, commit)
             states = _states(self._framework_of(into, _imported(commit.framework)))
+            if len(commit.files) > 1 or states.has_parts(into):
+                of_parts = _states(self._framework or commit.framework)
+                return _read_by(of_parts.loader(into, types, how, device, ranks), folder, commit)
             move = placed(self.load, states.whole.mover, device)
             path, compare = os.path.join(folder, commit.tree), partial(_compare, commit)
             found, _ = states.loaded(path, how, move, into, types, check=compare)
