@@ -206,7 +206,8 @@ def test_vocabulary_uses_one_kind_per_argument(argument: str) -> None:
         groups[pattern_of(argument, name)][found].append(name)
     for forms in groups.values():
         assert len(forms) == 1, forms
-    plain = groups.pop(None)
+    # Without torch, an exception may be the only function that is left.
+    plain = groups.pop(None, {})
     for pattern, forms in groups.items():
         assert forms.keys() != plain.keys(), f"{pattern} is as everywhere: no word of it is needed"
 
