@@ -163,6 +163,8 @@ def test_public_names_have_a_reference_entry() -> None:
         "errors.",
         "flax.",
         "engines.lightning.",
+        "engines.accelerate.",
+        "engines.transformers.",
     )
     missing = [name for name in names if not any(f"ingot.{module}{name}" in places for module in modules)]
     assert [name for name in missing if f"module-ingot.{name}" not in places] == []

@@ -188,6 +188,7 @@ mod fold;
 pub mod fuzzing;
 mod memory;
 mod options;
+mod pages;
 mod payload;
 mod read;
 #[cfg(feature = "remote")]

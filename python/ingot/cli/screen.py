@@ -18,7 +18,7 @@ from dataclasses import fields, is_dataclass
 from errno import errorcode
 from functools import wraps
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TextIO, TypeVar, cast
 
 import click
 
@@ -498,7 +498,7 @@ class OfEach(Generic[T]):
 
     def replaced(self, results: Sequence[R]) -> OfEach[R]:
         """Return the same with other results, in the same order."""
-        other: OfEach[Any] = copy(self)
+        other = cast("OfEach[R]", copy(self))
         other.found = [(model, one) for (model, _), one in zip(self.found, results, strict=True)]
         return other
 

@@ -4,7 +4,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crate::memory::{HUGE_PAGE_NBYTES, Pages};
+use crate::pages::{HUGE_PAGE_NBYTES, Pages};
 
 /// The size of a page of a file in the cache, and the largest block that disks have. Direct reads begin and end at
 /// multiples of it, in the file and in memory.

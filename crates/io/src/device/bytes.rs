@@ -7,7 +7,7 @@ use ingot_format::{StopFlag, to_u64};
 
 use super::copy::Copy;
 use super::fault::DeviceFault;
-use super::lent::Lent;
+use super::ring::Lent;
 use super::stream::DeviceStream;
 
 /// Bytes in the memory of a device, which any thread copies to the host piece by piece.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use super::arena::Place;
 use super::driver::Event;
 use super::fault::DeviceFault;
-use super::gpu::Gpu;
-use super::lane::Lane;
+use super::gpu::{Gpu, Lane};
 
 #[derive(Debug)]
 pub(super) struct Slot {

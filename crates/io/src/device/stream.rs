@@ -11,8 +11,8 @@ use super::Device;
 use super::copy::Copy;
 use super::driver::Stream;
 use super::fault::DeviceFault;
-use super::lane::{Lane, Way};
-use super::lent::Lent;
+use super::gpu::{Lane, Way};
+use super::ring::Lent;
 use super::system;
 
 /// A device, and the caller's stream on it. The device's memory is used in the order of the stream.

@@ -14,7 +14,8 @@ use ingot_format::{to_u64, to_usize};
 
 use super::residency::is_cold;
 use crate::disk;
-use crate::memory::{Block, HUGE_PAGE_NBYTES};
+use crate::memory::Block;
+use crate::pages::HUGE_PAGE_NBYTES;
 
 /// Positions, sizes and addresses of direct reads are multiples of this: the largest block that disks have.
 const BLOCK: usize = 4096;

@@ -5,11 +5,8 @@ use std::ops::Range;
 use ingot_format::to_u64;
 
 use super::dest::Dest;
-use super::pages::Pages;
 use crate::error::Failure;
-
-/// The size of a huge page on the machines that have them.
-pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;
+use crate::pages::{HUGE_PAGE_NBYTES, Pages};
 
 /// Private memory of our own, zero until it is written to.
 ///

@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::footprint::{Dim, Footprint, folded, offset};
-use super::pages::populate;
+use crate::pages::populate;
 
 /// The elements of a tensor in memory that stays writable for `'a`, or a contiguous part of them. Positions are counted
 /// in bytes in C order, even if the memory has another order. Only the owner of the `Dest` writes to it.

@@ -8,15 +8,13 @@ mod block;
 mod bytes;
 mod dest;
 mod footprint;
-mod pages;
 mod region;
 
-pub(crate) use block::{Block, HUGE_PAGE_NBYTES};
+pub(crate) use block::Block;
 pub use bytes::Bytes;
 #[cfg(target_os = "linux")]
 pub(crate) use bytes::copy_units;
 pub use dest::Dest;
 pub use footprint::{Dim, Footprint, crowds, overlapping};
-pub(crate) use pages::Pages;
 pub use region::{BorrowError, Memory, Plain, Region};
 pub(crate) use region::{alignment, mapped_files};

@@ -8,7 +8,7 @@ use super::buffer::Destination;
 use super::input::PAGE_NBYTES;
 use super::plan::{Piece, Plan, widths};
 use crate::file::ReadAt;
-use crate::memory::HUGE_PAGE_NBYTES;
+use crate::pages::HUGE_PAGE_NBYTES;
 
 /// A run costs at least as much as this many bytes of a long one, so that a chunk of many short runs does not delay an
 /// interruption.

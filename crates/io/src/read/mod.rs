@@ -52,8 +52,9 @@ use self::run::{execute, nbytes, reading, show};
 use crate::device::{DeviceRegion, Onto};
 use crate::error::{Error, Failure, InFile, Misfit};
 use crate::file::{Archive, Files, Tensor, TensorId};
-use crate::memory::{Footprint, HUGE_PAGE_NBYTES, Region, alignment, overlapping};
+use crate::memory::{Footprint, Region, alignment, overlapping};
 use crate::options::ReadOptions;
+use crate::pages::HUGE_PAGE_NBYTES;
 use crate::watch::{After, Unwatched, Watch};
 use crate::workers::Reading;
 

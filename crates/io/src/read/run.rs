@@ -13,8 +13,8 @@ use super::plan::{FileRun, Piece, Plan};
 use super::relay;
 use crate::error::{Failure, InFile};
 use crate::file::ReadAt;
-use crate::memory::HUGE_PAGE_NBYTES;
 use crate::options::ReadOptions;
+use crate::pages::HUGE_PAGE_NBYTES;
 use crate::watch::Watch;
 use crate::workers::{Reading, each, share};
 

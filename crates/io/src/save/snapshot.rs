@@ -9,7 +9,7 @@ use ingot_format::{Layout, StopFlag};
 
 use super::write::pieces::{PIECE, Pieces};
 use crate::error::{Error, Failure, of_step, step, unstorable};
-use crate::memory::Pages;
+use crate::pages::Pages;
 use crate::payload::{Payload, prove_sizes};
 use crate::watch::Watch;
 use crate::workers::{Reading, share};

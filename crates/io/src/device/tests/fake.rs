@@ -13,7 +13,7 @@ use libloading::{Library, Symbol};
 use super::Device;
 use super::bytes::DeviceBytes;
 use super::driver::{Driver, Stream};
-use super::lane::Way;
+use super::gpu::Way;
 use super::memory::DeviceRegion;
 use super::onto::{Allocator, Fresh, Onto, Refusal};
 use super::ring::Ring;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::super::fake::{Fake, Neighbour, SMALL_SLOT_NBYTES};
-use super::super::lane::{MOST_HELD_UP, MOST_LANES, Way};
+use super::super::gpu::{MOST_HELD_UP, MOST_LANES, Way};
 use super::*;
 use crate::watch::Watch;
 

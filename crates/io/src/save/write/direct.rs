@@ -74,7 +74,7 @@ impl DirectWriter {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     use super::*;
-    use crate::memory::Pages;
+    use crate::pages::Pages;
 
     #[test]
     fn whole_blocks_are_written_and_the_rest_is_left() {

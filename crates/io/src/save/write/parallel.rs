@@ -12,7 +12,7 @@ use super::direct::DirectWriter;
 use super::pieces::{PIECE, Pieces};
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Error, Step, step};
-use crate::memory::Pages;
+use crate::pages::Pages;
 use crate::payload::Payload;
 use crate::save::flush::Flusher;
 use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};

@@ -15,7 +15,10 @@ use unix as system;
 use windows as system;
 
 pub(crate) use system::Pages;
-pub(super) use system::populate;
+pub(crate) use system::populate;
+
+/// The size of a huge page on the machines that have them.
+pub(crate) const HUGE_PAGE_NBYTES: usize = 2 << 20;
 
 impl Pages {
     /// The bytes, as long as no other code writes to them.

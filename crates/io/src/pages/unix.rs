@@ -53,7 +53,7 @@ impl Pages {
 /// # Safety
 /// The `nbytes` bytes from `start` on are mapped for writing.
 #[cfg(target_os = "linux")]
-pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
+pub(crate) unsafe fn populate(start: *mut u8, nbytes: usize) {
     use rustix::mm::{Advice, madvise};
     let page = rustix::param::page_size();
     let (begin, end) = (start.addr(), start.addr() + nbytes);
@@ -71,4 +71,4 @@ pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
 
 /// Elsewhere pages are found when they are written to.
 #[cfg(not(target_os = "linux"))]
-pub(in crate::memory) unsafe fn populate(_: *mut u8, _: usize) {}
+pub(crate) unsafe fn populate(_: *mut u8, _: usize) {}

@@ -71,7 +71,7 @@ const PAGE_NBYTES: usize = 4096;
 ///
 /// # Safety
 /// The `nbytes` bytes from `start` on are mapped for writing, zero, and used by no other code during the call.
-pub(in crate::memory) unsafe fn populate(start: *mut u8, nbytes: usize) {
+pub(crate) unsafe fn populate(start: *mut u8, nbytes: usize) {
     for at in (0..nbytes).step_by(PAGE_NBYTES) {
         // SAFETY: `write_volatile` requires a byte that may be written: `at` is less than `nbytes`, and the caller promised
         // so many.
