@@ -351,7 +351,7 @@ export function badStatus(response, expected) {
   return remoteFault("http-status", reason, { expected, found: status, status }, retryIn);
 }
 
-/** A percent-encoded text of a header field; null if it is none. */
+/** A percent-encoded text of a header field; null if the text is not encoded. */
 function plain(text) {
   try {
     return text === null ? null : decodeURIComponent(text);

@@ -181,7 +181,7 @@ function blocks(stem, part) {
 
 /**
  * NVFP4: two numbers in a byte, the lower half first, with a scale for each 16 of them. The scales of compressed-tensors are
- * divided by a number for the whole matrix, and those of ModelOpt are multiplied by it.
+ * divided by a number for the whole matrix, and ModelOpt's scales are multiplied by it.
  */
 function nvfp4(stem, part) {
   const weight = part(`${stem}weight_packed`) ?? part(`${stem}weight`);

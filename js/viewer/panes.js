@@ -1,4 +1,4 @@
-// The two panes: a splitter between the tree and what is read, and on narrow screens a button that shows the tree.
+// The two panes: a splitter between the tree and the details, and on narrow screens a button that shows the tree.
 
 import { button, h } from "./dom.js";
 
@@ -64,7 +64,7 @@ export function panes(side, screen) {
   return place;
 }
 
-/** The button of narrow screens, where the tree and what is read take turns. */
+/** The button of narrow screens, which show either the tree or the details. */
 export function toggle(place) {
   const pressed = button(
     "Tensors",
@@ -77,7 +77,7 @@ export function toggle(place) {
   return pressed;
 }
 
-/** Shows the tree, or what is read, where there is room for one of them. */
+/** Shows the tree or the details, if there is room for only one. */
 export function choose(place, pressed, isChoosing) {
   place.classList.toggle("choosing", isChoosing);
   pressed.setAttribute("aria-expanded", String(isChoosing));

@@ -170,7 +170,7 @@ def test_programs_of_a_page_run_in_order(
 
 
 def test_environment_variables_are_documented() -> None:
-    """Two pages have all variables: one those of cloud providers, the other all others."""
+    """Two pages have all variables: one page the variables of cloud providers, the other page the rest."""
     pages = [DOCS / "reference" / "environment.md", DOCS / "guides" / "credentials.md"]
     told = {name for page in pages for name in re.findall(r"`(\w+)[`=]", page.read_text("utf-8"))}
     assert {name for name in looked_up() if name not in told} == set()

@@ -82,7 +82,7 @@ def values(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def saved(folder: Path, how: str) -> tuple[dict[str, torch.Tensor], list[float], torch.Tensor]:
-    """Train and save. Returns what is saved, the losses after it, and random numbers."""
+    """Train and save. Return the saved values, the later losses, and random numbers."""
     model, optimizer = built(how)
     torch.manual_seed(100 + dist.get_rank())
     state = {"model": model, "optimizer": optimizer, "step": 0, "rng": RNG()}

@@ -164,7 +164,7 @@ def test_safe_open_takes_no_path_for_a_url(tmp_path: Path, monkeypatch: pytest.M
         Path(name).parent.mkdir(exist_ok=True)
         ingot.numpy.save_file({"a": np.arange(3)}, name)
         assert ingot.safe_open(name, "np").keys() == ["a"]
-    # The name is that of a directory.
+    # The name belongs to a directory.
     with pytest.raises(FileNotFoundError):
         ingot.safe_open(Path("http://127.0.0.1:9/x"), "np")
     # A URL is a str. A `Path` that looks like a URL is neither a valid path nor a URL.

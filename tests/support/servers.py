@@ -145,7 +145,7 @@ def good(data: bytes, **headers: str | int) -> Answer:
 
 
 def unused_port() -> int:
-    """Return a port without a listener, which the system gives to no other test while this process runs."""
+    """Return a port without a listener, which no other test gets while this process runs."""
     probe = socket.socket()
     # A server that sets it too may listen there.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -27,7 +27,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
     "forced colours": {"viewport": {"width": 1280, "height": 800}, "forced_colors": "active"},
 }
-# Texts that are wider than their elements, and controls that something covers, of what is visible.
+# Visible texts that are wider than their elements, and visible controls that another element covers.
 FAULTS = """() => {
   const { top: under } = document.querySelector("main").getBoundingClientRect();
   const isSeen = (box) => box.width > 0 && box.top >= under && box.bottom <= innerHeight;

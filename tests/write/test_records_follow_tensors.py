@@ -119,7 +119,7 @@ class Sequence:
         try:
             ingot.torch.save_file(tensors, path, metadata, shared="alias", checksums=checksums)
         except ingot.SharedMemoryError:
-            # Overlapping parts, of which none contains the others.
+            # Overlapping parts. None contains another.
             shared = "copy"
             ingot.torch.save_file(tensors, path, metadata, shared="copy", checksums=checksums)
         covered = {} if algorithm is None else dict.fromkeys(tensors, algorithm)

@@ -387,7 +387,7 @@ except ingot.HeaderError as error:
 
 @pytest.mark.slow
 def test_repair_of_a_faulty_header_takes_bounded_memory(tmp_path: Path) -> None:
-    # Ten million faults, of which ingot keeps a million.
+    # Ten million faults. ingot keeps a million of them.
     header = b"{" + b",".join(b'"":1' for _ in range(10_000_000)) + b"}"
     file_of(header, 0, tmp_path / "hostile.safetensors")
     code, nbytes = run(HOSTILE, folder=tmp_path).said()

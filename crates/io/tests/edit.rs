@@ -48,7 +48,7 @@ fn write(path: &Path, tensors: &Tensors, pairs: Option<&Pairs>, format: Format, 
     save(path, &layout, &payloads, &FAST, &Unwatched).unwrap();
 }
 
-/// Returns the contents of an open file, whatever file its path names now.
+/// Returns the contents of an open file, even if its path names another file now.
 fn held(mut file: &File) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.rewind().unwrap();

@@ -999,7 +999,7 @@ class Checkpoints:
         errors: list[Exception],
         has_vanished: bool,
     ) -> tuple[dict[str, Any], _Tried]:
-        """Work on a step. Raises what is not about its bytes."""
+        """Work on a step. Errors about its bytes are recorded, and others are raised."""
         folder, commit = folder_of(self._directory, step), None
         try:
             commit = read(folder)

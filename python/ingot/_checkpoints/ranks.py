@@ -1,4 +1,4 @@
-"""The ranks that use a folder of checkpoints together: those of a process group of torch, or this process."""
+"""The ranks that use a folder of checkpoints together: a process group of torch, or this process alone."""
 
 from __future__ import annotations
 

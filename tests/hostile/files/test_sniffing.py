@@ -92,7 +92,7 @@ def test_sniffing_reads_the_shards_of_an_index(make: object) -> None:
 def test_sniffing_reads_a_length_that_spells_another_format(begin: bytes) -> None:
     data = safetensors_of(int.from_bytes(begin, "little"))
     assert data.startswith(begin)
-    # The file name and the first bytes are those of another format.
+    # The file name and the first bytes belong to another format.
     Path("in.onnx").write_bytes(data)
     assert resolved("in.onnx", None) == ("in.onnx", "safetensors")
 

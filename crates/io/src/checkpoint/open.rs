@@ -120,7 +120,7 @@ fn find(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
 }
 
 fn open_path(path: &Path, options: &CheckpointOptions) -> Result<Found, Error> {
-    // A path without a file name, such as an empty one, is not a file: the system's error says what it is.
+    // A path without a file name, such as an empty one, is not a file. The system's error has the reason.
     let archive = if options.reach == Reach::Confined && path.file_name().is_some() {
         open_confined(path, options)
     } else {

@@ -359,7 +359,7 @@ impl ReadAt for LocalFile {
 
     fn nbytes_now(&self) -> io::Result<Option<u64>> {
         let (now, waits) = match (self.if_open(|opened| disk::facts(&opened.file)), &self.descriptor) {
-            // An open descriptor still refers to the same file, although Windows may give it another number after its deletion.
+            // An open descriptor still refers to the same file, although its number may change on Windows after its deletion.
             (Some(facts), _) => (Some(facts?), true),
             (None, Descriptor::Reopened(reopened)) => (reopened.place.facts_now()?, self.waits()),
             (None, Descriptor::Kept(_)) => (None, true),

@@ -223,7 +223,7 @@ impl<'a> Pieces<'a> {
     /// other, if there are two. Return whether some are on a device.
     ///
     /// # Errors
-    /// As [`Pieces::fill`], and those of `take`.
+    /// As for [`Pieces::fill`] and `take`.
     pub(crate) fn each_slot(
         &self,
         piece: usize,
