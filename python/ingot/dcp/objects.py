@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -54,10 +55,11 @@ def stored(plan: SavePlan, planner: SavePlanner, names: Iterable[str]) -> dict[s
     encoder.tensors.update(dict.fromkeys(names))
     found = {}
     for item in filter(is_object, plan.items):
-        name, before = item.index.fqn, {*encoder.tensors}
+        name, count = item.index.fqn, len(encoder.tensors)
         node = encoder.node(_object(planner, item), (name,))
-        own = {other: encoder.tensors[other] for other in encoder.tensors if other not in before}
-        found[name] = Stored(node, {other: _tensor(other, value) for other, value in own.items()})
+        # A dict keeps its order, so the new tensors are the last ones.
+        own = islice(reversed(encoder.tensors.items()), len(encoder.tensors) - count)
+        found[name] = Stored(node, {other: _tensor(other, value) for other, value in reversed([*own])})
     return found
 
 
