@@ -60,8 +60,8 @@ class StateReport(Report):
     missing: list[str]
 
 
-#: Writes a state to a path.
-Prepared: TypeAlias = Callable[[str, Saving], "ingot.SaveFuture | None"]
+#: Writes a state to a destination.
+Prepared: TypeAlias = Callable[[Path | Writable, Saving], "ingot.SaveFuture | None"]
 
 
 def payload(name: str, value: Any) -> Any:
@@ -180,9 +180,7 @@ class States:
             message = f"{self.framework} has no ranks: save by a Checkpoints of one rank only"
             raise OptionError(message, code="not-by-ranks", found=self.framework)
         lives = {path: value for path, value in within(state) if is_live(value)}
-        encoder = Encoder(self.framework, self.states_of(lives))
-        record = encoder.metadata(state)
-        return lambda path, how: self.write(encoder.tensors, record, path, how)
+        return self._encoded(state, self.states_of(lives))
 
     def has_parts(self, tree: Any) -> bool:
         """Return whether `tree` has tensors of several ranks, whose states are placed as they are."""
@@ -192,9 +190,12 @@ class States:
         self, tree: Any, destination: Path | Writable, how: Saving, states: Mapping[int, Any]
     ) -> ingot.SaveFuture | None:
         """Save a tree, in which `states` replaces live objects, by id."""
+        return self._encoded(tree, states)(destination, how)
+
+    def _encoded(self, tree: Any, states: Mapping[int, Any]) -> Prepared:
         encoder = Encoder(self.framework, states)
         record = encoder.metadata(tree)
-        return self.write(encoder.tensors, record, destination, how)
+        return partial(self.write, encoder.tensors, record)
 
     def states_of(self, lives: Mapping[TreePath, Any]) -> dict[int, Any]:
         """Return the states of live objects by their ids."""
