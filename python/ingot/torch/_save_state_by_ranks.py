@@ -37,6 +37,7 @@ from ingot._state.restoring import RANKS_TAG
 from ingot._write.save import write_file
 from ingot._write.states import tensors_in
 from ingot.errors import SaveError
+from ingot.typing import Path, Writable
 
 from ._save_by_ranks import Looked, Spec, Together
 from ._save_by_ranks import _Mine as Mine
@@ -164,7 +165,7 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
 
 
 def _write(
-    mine: dict[str, Any], record: dict[str, str], parts: str, path: str, how: Saving
+    mine: dict[str, Any], record: dict[str, str], parts: str, path: Path | Writable, how: Saving
 ) -> SaveFuture | None:
     how = how._replace(metadata={**(how.metadata or {}), PARTS_KEY: parts})
     known: dict[str, Any] = {"export": _export, "shared": "copy", "records": record}
