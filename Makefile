@@ -226,13 +226,14 @@ fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
 # The generators for as long as nobody waits, where `make test` runs each for seconds: properties with fresh seeds, steps
-# of the state machine, answers of the lying server, kills, every system call, files of other formats with changed bytes,
-# changed headers that the reader in JavaScript and that in Rust judge, the fuzz targets, orders of threads, and seconds of
-# a training loop in which such things happen. `make proof` prints what ran.
+# of the state machine, answers of the lying server, kills, power cuts, every system call, files of other formats with
+# changed bytes, changed headers that the reader in JavaScript and that in Rust judge, the fuzz targets, orders of threads,
+# and seconds of a training loop in which such things happen. `make proof` prints what ran.
 RECORD := $(CURDIR)/target/proof.jsonl
 STEPS ?= 1000000
 ANSWERS ?= 100000
 KILLS ?= 5000
+CUTS ?= 100000
 FILES ?= 20000
 CONVERSIONS ?= 20000
 SAVES ?= 20000
@@ -242,10 +243,11 @@ nightly: export INGOT_RECORD := $(RECORD)
 nightly: export INGOT_SEED := $(shell date +%s)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
-	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_FILES=$(FILES) INGOT_HEADERS=$(HEADERS) \
-		INGOT_CONVERSIONS=$(CONVERSIONS) \
+	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_CUTS=$(CUTS) INGOT_FILES=$(FILES) \
+		INGOT_HEADERS=$(HEADERS) INGOT_CONVERSIONS=$(CONVERSIONS) \
 		$(BIN)/python -m pytest tests/hostile/processes/test_any_order.py \
-		tests/hostile/disks/test_every_call.py tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
+		tests/hostile/disks/test_every_call.py tests/hostile/disks/test_power_cuts.py \
+		tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
 	$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0

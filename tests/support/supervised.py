@@ -48,6 +48,7 @@ CALLS: dict[str, tuple[int, tuple[tuple[str, int], ...]]] = {
     "rename": (82, (("path", 0), ("path", 1))),
     "mkdir": (83, (("path", 0),)),
     "rmdir": (84, (("path", 0),)),
+    "creat": (85, (("path", 0),)),
     "link": (86, (("path", 0), ("path", 1))),
     "unlink": (87, (("path", 0),)),
     "symlink": (88, (("path", 1),)),
@@ -108,6 +109,8 @@ KILL = -1
 #: Decides on a call by its name, its number among calls of that name, and its number among all calls. Returns
 #: 0 to let it pass, an errno to make it fail, or `KILL`.
 Decide = Callable[[str, int, int], int]
+#: Looks at a call before it is made: its name, the thread that makes it, and its arguments.
+See = Callable[[str, int, list[int]], None]
 
 
 @dataclass(frozen=True)
@@ -130,9 +133,13 @@ def is_possible() -> bool:
 
 
 def supervised(
-    work: Callable[[], object], folder: Path, decide: Decide = lambda *call: 0, patience: float = 60
+    work: Callable[[], object],
+    folder: Path,
+    decide: Decide = lambda *call: 0,
+    patience: float = 60,
+    see: See = lambda *call: None,
 ) -> Ended | None:
-    """Run `work` in a child, and decide on each call on `folder`, also of its threads.
+    """Run `work` in a child, and see and decide on each call on `folder`, also of its threads.
 
     This process must have no other threads, and the child's working directory is its own. None where the
     system does not allow it. A child that makes no call for `patience` seconds is killed.
@@ -147,7 +154,7 @@ def supervised(
     try:
         with ours:
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
-        calls = _serve(descriptors[0], child, os.fspath(folder), decide, patience) if descriptors else []
+        calls = _serve(descriptors[0], child, os.fspath(folder), decide, patience, see) if descriptors else []
         with os.fdopen(reading) as said:
             text = said.read()
     finally:
@@ -187,7 +194,7 @@ def _listener() -> int:
     return int(libc.syscall(SYS_SECCOMP, SET_MODE_FILTER, NEW_LISTENER, program))
 
 
-def _serve(listener: int, child: int, folder: str, decide: Decide, patience: float) -> list[str]:
+def _serve(listener: int, child: int, folder: str, decide: Decide, patience: float, see: See) -> list[str]:
     """Answer until the child is gone."""
     calls: list[str] = []
     counts: dict[str, int] = {}
@@ -201,13 +208,19 @@ def _serve(listener: int, child: int, folder: str, decide: Decide, patience: flo
             elif not events[0][1] & select.POLLIN:
                 return calls
             else:
-                _answer(listener, child, folder, decide, calls, counts)
+                _answer(listener, child, folder, decide, see, calls, counts)
     finally:
         os.close(listener)
 
 
 def _answer(
-    listener: int, child: int, folder: str, decide: Decide, calls: list[str], counts: dict[str, int]
+    listener: int,
+    child: int,
+    folder: str,
+    decide: Decide,
+    see: See,
+    calls: list[str],
+    counts: dict[str, int],
 ) -> None:
     asked = bytearray(80)
     try:
@@ -221,6 +234,7 @@ def _answer(
         name = OPENDIR
     if _touches(name, pid, arguments, folder):
         calls.append(name)
+        see(name, pid, arguments)
         counts[name] = counts.get(name, 0) + 1
         verdict = decide(name, counts[name], len(calls))
     if verdict == KILL:
@@ -241,21 +255,21 @@ def _touches(name: str, pid: int, arguments: list[int], folder: str) -> bool:
         return False
     of = CALLS["openat" if name == OPENDIR else name][1]
     # A call without a target, such as the start of a thread, always counts.
-    return not of or any(_path(kind, at, pid, arguments).startswith(folder) for kind, at in of)
+    return not of or any(argument_path(kind, at, pid, arguments).startswith(folder) for kind, at in of)
 
 
-def _path(kind: str, at: int, pid: int, arguments: list[int]) -> str:
+def argument_path(kind: str, at: int, pid: int, arguments: list[int]) -> str:
     """Return the path of an argument, or nothing if it is no file."""
     if kind == "fd":
-        return _of_descriptor(pid, arguments[at])
+        return descriptor_path(pid, arguments[at])
     text = _text(pid, arguments[at])
     if text.startswith("/"):
         return text
     below = arguments[at - 1] if kind == "at" else AT_FDCWD
-    return f"{_of_descriptor(pid, below)}/{text}"
+    return f"{descriptor_path(pid, below)}/{text}"
 
 
-def _of_descriptor(pid: int, descriptor: int) -> str:
+def descriptor_path(pid: int, descriptor: int) -> str:
     number = ctypes.c_int(descriptor & 0xFFFFFFFF).value
     try:
         return os.readlink(f"/proc/{pid}/cwd" if number == AT_FDCWD else f"/proc/{pid}/fd/{number}")

@@ -26,7 +26,7 @@ from ingot._read.moves import placed
 from ingot._state.face import States, checked_types
 from ingot._state.objects import is_live, is_tensor, within
 from ingot._write.background import SAVES, SaveFuture
-from ingot._write.directory import new_folders
+from ingot._write.directory import flush_names, new_folders
 from ingot.errors import (
     CheckpointError,
     HeaderError,
@@ -366,7 +366,7 @@ class Checkpoints:
         with ExitStack() as made:
             with ranks.step("making the directory"):
                 if ranks.rank == 0:
-                    made.enter_context(new_folders(folder))
+                    made.enter_context(new_folders(folder, durable=False))
                     self._make(folder)
             try:
                 with ranks.step("writing"):
@@ -827,7 +827,8 @@ class Checkpoints:
 
     def _take_lease(self) -> None:
         """Take the lease, and remove what an earlier process has left."""
-        os.makedirs(self._directory, exist_ok=True)
+        with new_folders(self._directory, is_durable(None)):
+            os.makedirs(self._directory, exist_ok=True)
         if self._lease.acquire():
             retention.clean(self._directory)
 
@@ -917,8 +918,8 @@ class Checkpoints:
                 raise located(StorageError, f"{reason}: {way_out}", code="not-shared", path=path)
         durable = is_durable(None)
         if durable:
-            _flush(folder)
-            _flush(self._directory)
+            flush_names(folder)
+            flush_names(self._directory)
         self._lease.check()
         write(folder, commit, durable)
 
@@ -1078,17 +1079,6 @@ def _imported(framework: str) -> str:
 def _spelled(metrics: Mapping[str, float]) -> str:
     """Return a text that is equal for equal metrics in any order, also for NaN."""
     return repr(sorted(metrics.items()))
-
-
-def _flush(directory: str) -> None:
-    """Flush the names in a directory to the disk."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def checked_best(best: Any) -> Best | None:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from math import isnan
 from typing import Literal, NamedTuple
 
+from ingot._base.checks import is_durable
+from ingot._write.directory import flush_names
 from ingot.errors import CheckpointError, SafetensorError
 
 from .commit import (
@@ -127,6 +129,9 @@ def delete(folder: str) -> None:
     if is_pinned(folder):
         os.replace(deleting, commit)
         return
+    if is_durable(None):
+        # Otherwise a power cut may leave the commit file without the files that it names.
+        flush_names(folder)
     _end_deletion(folder)
 
 

@@ -246,8 +246,11 @@ def _unlock(descriptor: int) -> None:
 
 
 @contextmanager
-def new_folders(path: str) -> Iterator[None]:
-    """Remove missing directories of `path` that the block makes, if it raises and they are empty."""
+def new_folders(path: str, durable: bool) -> Iterator[None]:
+    """Flush the names of missing directories of `path` that the block makes, if `durable`.
+
+    If the block raises, those that are empty are removed.
+    """
     missing: list[str] = []
     above = os.path.abspath(path)
     while not os.path.lexists(above):
@@ -260,6 +263,23 @@ def new_folders(path: str) -> Iterator[None]:
             for folder in missing:
                 os.rmdir(folder)
         raise
+    if durable:
+        for folder in missing:
+            # A directory that may not be read cannot be flushed.
+            with suppress(PermissionError):
+                flush_names(os.path.dirname(folder))
+
+
+def flush_names(directory: str) -> None:
+    """Flush the names in a directory to the disk."""
+    # Windows flushes no directories.
+    if os.name == "nt":
+        return
+    opened = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 # The names of temporary files.

@@ -138,7 +138,7 @@ def download(
     given = checked(download, locals(), source=partial(checked_text, "source"))
     how = Saving.among(download, given)
     path = os.fsdecode(_native.local_path(destination))
-    with reporting_on(how.progress, "Downloading", source) as tell, new_folders(path):
+    with reporting_on(how.progress, "Downloading", source) as tell, new_folders(path, how.flush):
         known = {name: given[name] for name in ("expected_sha256", "threads", "storage_options")}
         known |= how.of_named_file()
         done, files = _native.download(source, destination, **known, progress=tell)

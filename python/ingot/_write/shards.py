@@ -18,7 +18,19 @@ from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
 from ingot.typing import Path
 
-from .directory import MANIFEST, PART, PREFIX, hidden, is_held, listed, locked, new_folders, recover, restore
+from .directory import (
+    MANIFEST,
+    PART,
+    PREFIX,
+    flush_names,
+    hidden,
+    is_held,
+    listed,
+    locked,
+    new_folders,
+    recover,
+    restore,
+)
 from .directory import NAME as LOCK
 
 # Totals of all files in an index. They are computed again for other files.
@@ -128,15 +140,10 @@ class Place:
 
     def flush(self, durable: bool, so_far: str = "") -> None:
         """Flush the directory if `durable`. An error adds `so_far` to its message."""
-        # Windows flushes no directories.
-        if not durable or os.name == "nt":
+        if not durable:
             return
         try:
-            opened = os.open(self.directory, os.O_RDONLY)
-            try:
-                os.fsync(opened)
-            finally:
-                os.close(opened)
+            flush_names(self.directory)
         except OSError as fault:
             reason = f"could not flush the directory{so_far}: {fault.strerror}"
             raise located(
@@ -171,7 +178,7 @@ def aside(
     prefix: str | None = None,
 ) -> Iterator[dict[str, str]]:
     """Yield temporary paths for files of these names, and rename the files after the block."""
-    with alone(place) as stale:
+    with alone(place, how.flush) as stale:
         with hidden(prefix) as prefix, _replacing(place, names, index, how, prefix) as kept:
             yield {name: place.path(prefix + name) for name in names}
         stale += kept
@@ -183,13 +190,13 @@ def aside(
 
 
 @contextmanager
-def alone(place: Place) -> Iterator[list[str]]:
+def alone(place: Place, durable: bool) -> Iterator[list[str]]:
     """Hold the lock of a directory, which is made if it is missing, while the block saves a checkpoint to it.
 
     Yields a list of names. Their files are removed after the block, unless it fails: leftovers of killed
     saves, and the names that the block adds.
     """
-    with new_folders(place.directory):
+    with new_folders(place.directory, durable):
         os.makedirs(place.directory, exist_ok=True)
         with locked(place.directory):
             recover(place.directory)

@@ -106,7 +106,7 @@ def _is_running(call: FrameType) -> bool:
 @contextmanager
 def replacing(place: Place, how: Saving) -> Iterator[tuple[str, list[str]]]:
     """Yield a prefix for temporary names, and a list to which the names of the new files are added."""
-    with alone(place) as stale:
+    with alone(place, how.flush) as stale:
         place.check(how.existing)
         names: list[str] = []
         with hidden() as prefix:

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import ingot.numpy
 from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, supervised
 
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
-MODEL, NEW = "model.safetensors", "new.safetensors"
+MODEL, NEW, FRESH = "model.safetensors", "new.safetensors", "fresh"
 
 # The error of each failing call, as on a real system. All others fail with EIO.
 FAILS = {
@@ -77,6 +77,7 @@ def ways(durable: bool) -> Writers:
         "convert": lambda: ingot.convert("other.safetensors", MODEL, source_format="safetensors", **anew),
         "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
         "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
+        "first split": lambda: ingot.split(MODEL, f"{FRESH}/shards", 50, durable=durable),
         "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),
         # The last one imports torch: see `Way`.
         "sharded": partial(save_sharded, **anew),
@@ -106,9 +107,12 @@ def restore(files: dict[str, bytes], *, but_for_leftovers: bool = False) -> None
     for path in Path().rglob("*"):
         if path.is_file() and str(path) not in files and not (but_for_leftovers and path.name[0] == "."):
             path.unlink()
+    for path in sorted(Path().rglob("*"), reverse=True):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
     for name, data in files.items():
         path = Path(name)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(exist_ok=True, parents=True)
         if not path.exists() or path.read_bytes() != data:
             path.write_bytes(data)
 
@@ -125,11 +129,12 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 class Way:
     """One writer, its results for the existing files, and the faults that were found."""
 
-    def __init__(self, name: str, durable: bool = True) -> None:
+    def __init__(self, name: str, durable: bool = True, write: Callable[[], object] | None = None) -> None:
         if name == "sharded":
             # Import torch before the forks, and only here: it makes a fork six times slower.
             importlib.import_module("ingot.torch")
-        self.name, self.write = name, ways(durable)[name]
+        self.name, self.write = name, write or ways(durable)[name]
+        self.is_checkpoint = name in ("split", "sharded", "first split")
         self.before, self.old = tree(), self.values()
         self.wrong: list[str] = []
         self.count = 0
@@ -167,10 +172,13 @@ class Way:
     def values(self) -> Any:
         """Return the tensors that a reader of the file and the checkpoint loads."""
         files = without_leftovers(tree())
-        if self.name not in ("split", "sharded"):
+        if not self.is_checkpoint:
             return files
+        folder = f"{FRESH}/shards" if self.name == "first split" else "shards"
+        if not Path(folder, "model.safetensors.index.json").exists():
+            return files[MODEL], None
         try:
-            loaded = ingot.numpy.load_file("shards")
+            loaded = ingot.numpy.load_file(folder)
         except (ingot.SafetensorError, OSError) as fault:
             return str(fault)
         return files[MODEL], {name: array.tobytes() for name, array in loaded.items()}

@@ -21,8 +21,8 @@ import faults
 say(faults.findings(sys.argv[1]))
 """
 WAYS = ["small", "large", "background", "background without snapshot", "checksums", "large with checksums"]
-WAYS += ["bintensors", "buffers", "merge", "rewrite", "writer", "appender", "metadata", "tensor", "split"]
-WAYS += ["sharded", "convert", "repair", "download", "first save", "first merge"]
+WAYS += ["bintensors", "buffers", "merge", "rewrite", "writer", "joined", "appender", "metadata", "tensor"]
+WAYS += ["split", "sharded", "convert", "repair", "download", "first save", "first merge", "first split"]
 
 
 @pytest.fixture

@@ -53,6 +53,14 @@ def fill(writer: ingot.Writer) -> None:
         writer.commit()
 
 
+def fill_together(path: str, durable: bool) -> None:
+    with ingot.Writer(path, SMALL, durable=durable, overwrite=True) as writer:
+        with ingot.Writer.join(path) as other:
+            other.write("b", SMALL["b"])
+        writer.write("a", SMALL["a"])
+        writer.commit()
+
+
 def writers(path: str, durable: bool) -> Writers:
     """Return ways to write the file at `path`, with new contents; `other.safetensors` is a second source."""
     spec = {"a": {"dtype": "U8", "shape": [3], "data": b"abc"}}
@@ -63,6 +71,7 @@ def writers(path: str, durable: bool) -> Writers:
         "rewrite": lambda: ingot.rewrite("other.safetensors", path, rename=str.upper, **anew),
         "download": lambda: ingot.download(os.environ["URL"], path, **anew),
         "writer": lambda: fill(ingot.Writer(path, SMALL, durable=durable, overwrite=True)),
+        "joined": lambda: fill_together(path, durable),
         "appender": lambda: fill(
             ingot.Writer(path, write_options={"reserve_header": 500}, durable=durable, overwrite=True)
         ),
