@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import cProfile
 import inspect
 import json
 import random
@@ -21,6 +22,7 @@ from torch import nn
 import ingot
 import ingot.numpy
 import ingot.torch
+from ingot._state.encoder import Encoder
 from ingot.torch import RNG, load_state, save_state
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -601,6 +603,16 @@ def test_a_model_of_many_tensors_has_a_short_header(path: Path) -> None:
     assert found["loader"] == state["loader"]
     assert found["optimizer"]["param_groups"] == state["optimizer"]["param_groups"]  # type: ignore[index]
     assert len(found["optimizer"]["state"]) == 25_000
+
+
+def test_encoder_makes_few_calls_for_each_tensor() -> None:
+    """The training loop waits for the encoder, also if a state has 100,000 tensors."""
+    state = {f"layers.{number}.weight": torch.zeros(1) for number in range(1_000)}
+    encoder, profile = Encoder("torch", {}), cProfile.Profile()
+    profile.runcall(encoder.metadata, {"model": state})
+    assert [*encoder.tensors] == [f"model.{name}" for name in state]
+    # The key, its type, the name, the place and the store of the tensor.
+    assert sum(entry.callcount for entry in profile.getstats()) < 10 * len(state)
 
 
 @pytest.mark.slow

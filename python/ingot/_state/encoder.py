@@ -48,12 +48,12 @@ class Encoder:
         self.tensors: dict[str, Any] = {}
         self._framework = framework
         self._states = states
-        # Names by the key of a tensor.
+        # The name of the first tensor at each place. Names of others there, by their keys.
         self._names: dict[Any, str] = {}
         self._nodes = 0
         # Set within keys of dicts and members of sets, which have no tensors.
         self._is_hashed = False
-        # Classes of tensors that have been met, since a tree may have many tensors.
+        # Classes of the framework's tensors that have been met, since a tree may have many tensors.
         self._plain: set[type] = set()
 
     def metadata(self, tree: Any) -> dict[str, str]:
@@ -64,7 +64,7 @@ class Encoder:
         """Return the metadata for a tree that is JSON already. `facts` are members of the outer object."""
         head: dict[str, Any] = {"version": VERSION, "framework": self._framework, **facts}
         if len(text) > _INLINE_NBYTES:
-            stored = self._store(Raw("U8", text.encode()), (STATE_KEY,))
+            stored = self._store(Raw("U8", text.encode()), STATE_KEY)
             return {STATE_KEY: json_of({**head, "tensor": stored})}
         return {STATE_KEY: f'{json_of(head)[:-1]},"tree":{text}}}'}
 
@@ -77,7 +77,7 @@ class Encoder:
         if value is None or kind is bool or kind is str:
             return value
         if kind in self._plain and not self._is_hashed:
-            return {"$tensor": self._named(value, path)}
+            return {"$tensor": self._named(value, _called(path))}
         if (kind is int and -_LARGE <= value < _LARGE) or (kind is float and isfinite(value)):
             return value
         if kind is list:
@@ -93,7 +93,7 @@ class Encoder:
         values = [*values]
         raw = None if 8 * len(values) <= _SHORT_NBYTES or self._is_hashed else _numbers(values)
         if raw is not None:
-            return {"$numbers": self._store(raw, path)}
+            return {"$numbers": self._store(raw, _called(path))}
         return [self.node(value, (*path, place)) for place, value in enumerate(values)]
 
     def members(self, values: Iterable[Any], path: TreePath) -> Any:
@@ -106,6 +106,8 @@ class Encoder:
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
         """Return the node of a dict: an object if its keys allow it, otherwise pairs."""
         if all(type(key) is str and not key.startswith("$") for key in values):
+            if values and self._are_plain(values):
+                return self._tensors(values, path)
             return {key: self.node(value, (*path, key)) for key, value in values.items()}
         pairs = [[self._hashed(key, path), self.node(value, (*path, key))] for key, value in values.items()]
         return {"$dict": pairs}
@@ -114,7 +116,7 @@ class Encoder:
         """Return the node of many bytes, which are stored as a tensor. None for few bytes."""
         if len(value) <= _SHORT_NBYTES or self._is_hashed:
             return None
-        return {"$tensor": self._store(Raw("U8", value), path)}
+        return {"$tensor": self._store(Raw("U8", value), _called(path))}
 
     def refused(self, value: Any, path: TreePath) -> SaveError:
         """Return the error for a value that only pickle could store."""
@@ -123,6 +125,31 @@ class Encoder:
         found = f"the class {called}" if isinstance(value, type) else called
         way_out = "save numbers, texts, lists, dicts or tensors of it instead"
         return _refused(path, f"only pickle could store {found}: {way_out}", "not-plain", called)
+
+    def _are_plain(self, values: Mapping[Any, Any]) -> bool:
+        """Return whether all values are tensors of the framework."""
+        if self._is_hashed:
+            return False
+        kinds = {type(value): value for value in values.values()}
+        return all(map(self._is_plain, kinds.values()))
+
+    def _is_plain(self, value: Any) -> bool:
+        """Return whether `value` is a tensor of the framework that is stored as it is."""
+        kind = type(value)
+        if kind in self._plain:
+            return True
+        if not is_tensor(value) or is_live(value) or _is_flattened(kind) or owner(value) != self._framework:
+            return False
+        self._plain.add(kind)
+        return True
+
+    def _tensors(self, values: Mapping[str, Any], path: TreePath) -> dict[str, Any]:
+        """Return the node of a dict of tensors. It makes no path for each, since there may be many."""
+        self._nodes += len(values)
+        if len(path) >= MAX_DEPTH or self._nodes > MAX_NODES:
+            raise self._too_large(path)
+        prefix = "".join(f"{step}." for step in path)
+        return {key: {"$tensor": self._named(value, prefix + key)} for key, value in values.items()}
 
     def _hashed(self, value: Any, path: TreePath) -> Any:
         before, self._is_hashed = self._is_hashed, True
@@ -150,32 +177,41 @@ class Encoder:
 
     def _tensor(self, value: Any, path: TreePath) -> Any:
         kind: Any = type(value)
-        # A part of a tensor that ranks share can be flattened too.
-        if hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "full_tensor"):
+        if _is_flattened(kind):
             names, context = value.__tensor_flatten__()
             inner = {name: self.node(getattr(value, name), (*path, name)) for name in names}
             node = {"class": kind.__qualname__, "tensors": inner, "shape": [*value.shape]}
             context = self.node(context, (*path, "context"))
             return {"$subclass": {**node, "stride": [*value.stride()], "context": context}}
-        framework, name = owner(value), self._named(value, path)
-        if framework == self._framework and not is_live(value):
-            self._plain.add(kind)
-        return {"$tensor": name if framework == self._framework else [name, framework]}
+        framework, name = owner(value), self._named(value, _called(path))
+        return {
+            "$tensor": name if self._is_plain(value) or framework == self._framework else [name, framework]
+        }
 
-    def _named(self, value: Any, path: TreePath) -> str:
-        """Return the name of a tensor, which may have been met before."""
-        key = self.key(value)
-        name = self._names.get(key)
-        if name is None:
-            name = self._names[key] = self._store(value, path)
-        return name
+    def _named(self, tensor: Any, called: str) -> str:
+        """Return the name of a tensor, which may have been met before: then not `called`."""
+        place = self.place(tensor)
+        first = self._names.get(place)
+        if first is None:
+            # No container for each: these make the garbage collector look at all objects of the program.
+            self._names[place] = name = self._store(tensor, called)
+            return name
+        key = self.key(tensor)
+        if self.key(self.tensors[first]) == key:
+            return first
+        if key not in self._names:
+            self._names[key] = self._store(tensor, called)
+        return self._names[key]
 
-    def key(self, tensor: Any) -> Any:
-        """Return a value that is equal for tensors that are stored once. `tensors` keeps them alive."""
+    def place(self, tensor: Any) -> Any:
+        """Return a value that is equal for tensors that may be stored once. `tensors` keeps them alive."""
         return id(tensor)
 
-    def _store(self, tensor: Any, path: TreePath) -> str:
-        name = ".".join(map(str, path))
+    def key(self, tensor: Any) -> Any:
+        """Return a value that is equal for tensors at one place that are stored once."""
+        return id(tensor)
+
+    def _store(self, tensor: Any, name: str) -> str:
         # Steps may have dots in them, so that two paths make one name; and one name is reserved.
         while name in self.tensors or name == "__metadata__":
             name += "'"
@@ -189,6 +225,17 @@ class Encoder:
             )
         reason = f"values are nested deeper than {MAX_DEPTH} levels, or one contains itself"
         return _refused(path[:3], reason, "state-too-large", MAX_DEPTH)
+
+
+def _called(path: TreePath) -> str:
+    """Return the name of the tensor at a path, unless another has it."""
+    return ".".join(map(str, path))
+
+
+def _is_flattened(kind: Any) -> bool:
+    """Return whether tensors of a class are stored as the tensors that they are made of."""
+    # A part of a tensor that ranks share can be flattened too.
+    return hasattr(kind, "__tensor_flatten__") and not hasattr(kind, "full_tensor")
 
 
 def _refused(path: TreePath, reason: str, code: str, found: object) -> SaveError:

@@ -25,7 +25,7 @@ from ingot.errors import DestinationError, OptionError
 from ingot.typing import Device, Path, SaveOptions, Source, StateOptions, Writable
 
 from .encoder import Encoder, Raw
-from .objects import TreePath, is_live, spelled, within
+from .objects import TreePath, lives_in, spelled
 from .restoring import Contents, Live, Restoring, Stored, selected
 
 TYPE_CHECKING = False
@@ -168,8 +168,7 @@ class States:
         named_by: Mapping[TreePath, Any] = _NO_MODULES,
     ) -> ingot.SaveFuture | None:
         """Do the work of `save_state`. The modules in `named_by` are not saved, and name parameters."""
-        lives = {path: value for path, value in within(state) if is_live(value)}
-        return self.saved_tree(state, destination, how, self.states_of({**lives, **named_by}))
+        return self.saved_tree(state, destination, how, self.states_of({**lives_in(state), **named_by}))
 
     def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
         """Return a function that writes `state` to a path. All `ranks` call it.
@@ -179,8 +178,7 @@ class States:
         if ranks.size > 1:
             message = f"{self.framework} has no ranks: save by a Checkpoints of one rank only"
             raise OptionError(message, code="not-by-ranks", found=self.framework)
-        lives = {path: value for path, value in within(state) if is_live(value)}
-        return self._encoded(state, self.states_of(lives))
+        return self._encoded(state, self.states_of(lives_in(state)))
 
     def has_parts(self, tree: Any) -> bool:
         """Return whether `tree` has tensors of several ranks, whose states are placed as they are."""

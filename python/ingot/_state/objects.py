@@ -69,22 +69,40 @@ def within(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
 def _within(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[TreePath, Any]]:
     """Yield the values of a tree. `leaves` are classes of tensors, of which a tree may have many."""
     yield path, tree
-    if is_live(tree) or len(path) >= MAX_DEPTH:
-        return
-    inner = fields_of(tree)
-    if inner is None and is_tensor(tree):
-        leaves.add(type(tree))
-        return
-    items: Iterable[tuple[Any, Any]] = ()
-    if inner is not None:
-        items = inner.items()
-    elif isinstance(tree, Mapping):
-        items = tree.items()
-    elif isinstance(tree, list | tuple):
-        items = enumerate(tree)
-    for step, value in items:
+    for step, value in _items(tree, path, leaves):
         kind = type(value)
         if kind in leaves:
             yield (*path, step), value
         elif kind not in _PLAIN:
             yield from _within(value, (*path, step), leaves)
+
+
+def lives_in(tree: Any) -> dict[TreePath, Any]:
+    """Return the live objects of a tree by their paths."""
+    return dict(_lives(tree, (), set(_PLAIN)))
+
+
+def _lives(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[TreePath, Any]]:
+    if is_live(tree):
+        yield path, tree
+        return
+    for step, value in _items(tree, path, leaves):
+        # Without a path for each of many tensors.
+        if type(value) not in leaves:
+            yield from _lives(value, (*path, step), leaves)
+
+
+def _items(tree: Any, path: TreePath, leaves: set[type]) -> Iterable[tuple[Any, Any]]:
+    """Return the values directly in a value, with their steps. Adds the class of a tensor to `leaves`."""
+    if is_live(tree) or len(path) >= MAX_DEPTH:
+        return ()
+    inner = fields_of(tree)
+    if inner is not None:
+        return inner.items()
+    if is_tensor(tree):
+        leaves.add(type(tree))
+    elif isinstance(tree, Mapping):
+        return tree.items()
+    elif isinstance(tree, list | tuple):
+        return enumerate(tree)
+    return ()

@@ -26,7 +26,7 @@ from ingot._read.door import open_checkpoint
 from ingot._read.moves import Placement, misfit, placing
 from ingot._state import optimizers
 from ingot._state.decoder import fault
-from ingot._state.objects import TreePath, is_live, spelled, within
+from ingot._state.objects import TreePath, lives_in, spelled
 from ingot._state.restoring import Contents, Restoring, selected
 from ingot._state.wrappers import Naming, unwrapped
 from ingot._write.states import tree_of
@@ -145,7 +145,7 @@ class Loader:
         self._states, self._into, self._types = states, into, tuple(types)
         self._how, self._device, self._ranks = how, device, ranks
         with ranks.step("looking at the objects to fill"):
-            lives = {path: one for path, one in within(into) if is_live(one)} if into is not None else {}
+            lives = lives_in(into)
             own = _names_of(lives)
         gathered = ranks.gather(own, "looking at the objects to fill")
         # The names that another rank has, and this one has not: of other pipeline stages.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from hashlib import sha256
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -52,6 +52,10 @@ class Spec(NamedTuple):
         if self.code == "F4":
             shape[-1] *= 2
         return self.code, shape
+
+
+#: The ranks that hold a tensor, and their parts. Tensors with equal holders have the same tuple.
+Holders: TypeAlias = tuple[tuple[int, Part], ...]
 
 
 class _Mine(NamedTuple):
@@ -97,6 +101,38 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
         kept = min(names)
         dropped |= {name: kept for name in names if name != kept}
     return Looked(found, dropped)
+
+
+class _Covering(NamedTuple):
+    """Parts that cover a tensor, with the ranks that hold each and the number of its elements.
+
+    Attributes
+    ----------
+    only : tuple of (int, Part), optional
+        The ranks that write the parts, if one rank holds each.
+    """
+
+    parts: list[tuple[Part, list[int], int]]
+    only: Holders | None
+
+    @classmethod
+    def of(cls, parts: list[tuple[Part, list[int]]]) -> _Covering:
+        is_only = all(len(ranks) == 1 for _, ranks in parts)
+        only = tuple((ranks[0], part) for part, ranks in parts) if is_only else None
+        return cls([(part, ranks, part.numel) for part, ranks in parts], only)
+
+    def chosen(self, loads: list[int], itemsize: int) -> Holders:
+        """Return the least loaded of the ranks that hold each part, and add the bytes to its load."""
+        if self.only is not None:
+            for _, ranks, numel in self.parts:
+                loads[ranks[0]] += numel * itemsize
+            return self.only
+        found = []
+        for part, ranks, numel in self.parts:
+            rank = min(ranks, key=loads.__getitem__)
+            loads[rank] += numel * itemsize
+            found.append((rank, part))
+        return tuple(found)
 
 
 class Together:
@@ -153,9 +189,14 @@ class Together:
             return gathered
         return [mine._replace(kinds=one.kinds, parts=one.parts, shared=one.shared) for one in gathered]
 
-    def _merge(self, gathered: list[_Mine]) -> dict[str, list[tuple[int, Part]]]:
+    def _merge(self, gathered: list[_Mine]) -> dict[str, Holders]:
         """Return the holders of each tensor. Raise if they disagree about its dtype or shape."""
-        holders: dict[str, list[tuple[int, Part]]] = {}
+        for one in gathered:
+            for name, kept in one.shared.items():
+                self.shared.setdefault(name, kept)
+        if all(one.names is gathered[0].names for one in gathered):
+            return self._merge_same(gathered)
+        holders: dict[str, Holders] = {}
         for rank, one in enumerate(gathered):
             for name, spec, kind in zip(one.names or (), one.specs or (), one.kinds, strict=True):
                 first = self.specs.setdefault(name, spec)
@@ -164,35 +205,35 @@ class Together:
                     others = f"than the ranks before it: expected {expected}, found {found}"
                     reason = f"has another tensor {_quoted(name)} {others}"
                     raise self._peers.error(rank, reason, "ranks-differ")
-                holders.setdefault(name, []).append((rank, one.parts[kind]))
-            for name, kept in one.shared.items():
-                self.shared.setdefault(name, kept)
-        return holders
+                holders[name] = (*holders.get(name, ()), (rank, one.parts[kind]))
+        known: dict[Holders, Holders] = {}
+        return {name: known.setdefault(of, of) for name, of in holders.items()}
 
-    def _writers(self) -> dict[str, tuple[tuple[int, Part], ...]]:
+    def _merge_same(self, gathered: list[_Mine]) -> dict[str, Holders]:
+        """Return the holders of tensors that all ranks have."""
+        names, specs = gathered[0].names or [], gathered[0].specs or []
+        self.specs = dict(zip(names, specs, strict=True))
+        numbers = [*zip(*(one.kinds for one in gathered), strict=True)]
+        parts = [one.parts for one in gathered]
+        known = {of: tuple((rank, parts[rank][kind]) for rank, kind in enumerate(of)) for of in {*numbers}}
+        return {name: known[of] for name, of in zip(names, numbers, strict=True)}
+
+    def _writers(self) -> dict[str, Holders]:
         """Return the ranks that write each tensor, with their parts: the least loaded of the holders."""
         loads = [0] * self._peers.size
-        # With the number of elements of each part, since many tensors have the same parts.
-        known: dict[Any, list[tuple[Part, list[int], int]]] = {}
-        found: dict[str, tuple[tuple[int, Part], ...]] = {}
+        # By identity, since parts are slow to compare.
+        known: dict[int, _Covering] = {}
+        found: dict[str, Holders] = {}
         for name, holders in self._holders.items():
             if name in self.shared:
                 continue
-            spec, key = self.specs[name], tuple(holders)
-            if key not in known:
-                covering = self._covering(name, spec, holders)
-                known[key] = [(part, ranks, part.numel) for part, ranks in covering]
-            chosen = []
-            for part, ranks, numel in known[key]:
-                rank = ranks[0] if len(ranks) == 1 else min(ranks, key=loads.__getitem__)
-                loads[rank] += numel * spec.itemsize
-                chosen.append((rank, part))
-            found[name] = tuple(chosen)
+            spec, covering = self.specs[name], known.get(id(holders))
+            if covering is None:
+                covering = known[id(holders)] = _Covering.of(self._covering(name, spec, holders))
+            found[name] = covering.chosen(loads, spec.itemsize)
         return found
 
-    def _covering(
-        self, name: str, spec: Spec, holders: list[tuple[int, Part]]
-    ) -> list[tuple[Part, list[int]]]:
+    def _covering(self, name: str, spec: Spec, holders: Holders) -> list[tuple[Part, list[int]]]:
         """Return parts that cover the tensor, each with the ranks that hold it."""
         parts: dict[Part, list[int]] = {}
         for rank, part in holders:

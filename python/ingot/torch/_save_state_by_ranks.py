@@ -27,19 +27,19 @@ from ingot import SaveFuture
 from ingot._base.options import Saving
 from ingot._base.text import _quoted, located
 from ingot._native import hash_object
-from ingot._ranks.local import dtensor_class, held, is_distributed, is_dtensor
+from ingot._ranks.local import are_distributed, dtensor_class, held, is_distributed, is_dtensor
 from ingot._ranks.peers import Peers, raw
 from ingot._ranks.placements import Part
 from ingot._state.encoder import Encoder, Raw, json_of
 from ingot._state.face import Prepared, payload
-from ingot._state.objects import TreePath, is_live, spelled, within
+from ingot._state.objects import TreePath, lives_in, spelled
 from ingot._state.restoring import RANKS_TAG
 from ingot._write.save import write_file
 from ingot._write.states import tensors_in
 from ingot.errors import SaveError
 from ingot.typing import Path, Writable
 
-from ._save_by_ranks import Looked, Spec, Together
+from ._save_by_ranks import Holders, Looked, Spec, Together
 from ._save_by_ranks import _Mine as Mine
 from ._tensors import PLAIN_CLASSES, _export, copied, storable
 
@@ -76,16 +76,23 @@ class Encoded(Encoder):
         self._dtensor = dtensor_class()
         self._ids = apart
 
-    def key(self, tensor: Any) -> Any:
-        """Return a value that is equal for names of one tensor, such as tied weights."""
+    def place(self, tensor: Any) -> Any:
         if type(tensor) in PLAIN_CLASSES:
-            return tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype
+            return tensor.data_ptr() or id(tensor)
         if isinstance(tensor, self._dtensor):
             local = tensor._local_tensor
             # An empty part has no address, and is tied where the other ranks' parts are.
-            place = local.data_ptr() or (local.untyped_storage()._cdata, local.storage_offset())
-            return place, tensor._spec.tensor_meta, local.shape, local.stride()
+            return local.data_ptr() or (local.untyped_storage()._cdata, local.storage_offset())
         return id(tensor)
+
+    def key(self, tensor: Any) -> Any:
+        place = self.place(tensor)
+        if type(tensor) in PLAIN_CLASSES:
+            return place, tensor.shape, tensor.stride(), tensor.dtype
+        if isinstance(tensor, self._dtensor):
+            local = tensor._local_tensor
+            return place, tensor._spec.tensor_meta, local.shape, local.stride()
+        return place
 
     def _object(self, value: Any, path: TreePath) -> Any:
         if id(value) not in self._ids or self._is_hashed:
@@ -147,9 +154,7 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
         known[:] = [plan]
     _compare(plan, encoded, state, peers)
     nodes = _nodes(encoded, own, shared, peers)
-    kind, tensors = dtensor_class(), encoded.tensors
-    values = ((name, tensors[name]) for name in plan.mine)
-    mine = {name: one._local_tensor if isinstance(one, kind) else _local(one) for name, one in values}
+    mine = dict(zip(plan.mine, _locals([encoded.tensors[name] for name in plan.mine]), strict=True))
     for at, one in enumerate(encoded.apart):
         if at in own:
             mine |= {f"{name}@{peers.rank}": encoded.tensors[name] for name in one.names}
@@ -182,7 +187,7 @@ def _copied(stored: dict[str, Any]) -> dict[str, Any]:
 
 def _encoded(states: Any, state: Any, peers: Peers) -> tuple[Encoded, bytes, list[TreePath]]:
     """Return a rank's tensors, the text of its tree, and the paths whose names ranks may share out."""
-    lives = {path: value for path, value in within(state) if is_live(value)}
+    lives = lives_in(state)
     joint = (torch.nn.Module, torch.optim.Optimizer)
     apart = {id(live) for live in lives.values() if not isinstance(live, joint)}
     encoded = Encoded(states.states_of(lives), apart)
@@ -214,9 +219,22 @@ def _structure(encoded: Encoded) -> tuple[list[str], list[Any]]:
     if encoded.left:
         apart |= {name for name, one in encoded.tensors.items() if encoded.key(one) in encoded.left}
     names = [name for name in encoded.tensors if name not in apart] if apart else [*encoded.tensors]
-    kind, tensors = dtensor_class(), encoded.tensors
-    values = (tensors[name] for name in names) if apart else tensors.values()
-    return names, [value._spec if isinstance(value, kind) else _facts(value) for value in values]
+    values = [encoded.tensors[name] for name in names]
+    kind = dtensor_class()
+    specs = [value._spec if isinstance(value, kind) else _facts(value) for value in values]
+    if _may_be_parts(values):
+        specs = [
+            (spec, _of_distributed(name, value)[0]) if is_distributed(value) else spec
+            for name, value, spec in zip(names, values, specs, strict=True)
+        ]
+    return names, specs
+
+
+def _may_be_parts(values: list[Any]) -> bool:
+    """Return whether tensors other than DTensors may be parts of tensors."""
+    kind = dtensor_class()
+    others = [value for value in values if not isinstance(value, kind)]
+    return not PLAIN_CLASSES.issuperset(map(type, others)) or are_distributed(others)
 
 
 def _facts(value: Any) -> Any:
@@ -228,6 +246,13 @@ def _facts(value: Any) -> Any:
 def _are_same(before: list[Any], now: list[Any]) -> bool:
     # Specs of DTensors are mostly the same objects, and slow to compare.
     return len(before) == len(now) and (all(map(is_, before, now)) or before == now)
+
+
+def _locals(values: list[Any]) -> list[Any]:
+    """Return the memory of this rank."""
+    kind = dtensor_class()
+    local = _local if _may_be_parts(values) else lambda value: value
+    return [value._local_tensor if isinstance(value, kind) else local(value) for value in values]
 
 
 def _local(value: Any) -> Any:
@@ -269,16 +294,16 @@ class _Holding(Together):
         held: Any = tensors
         super().__init__(lambda: Looked(held, {}), peers)
 
-    def holders(self) -> dict[str, list[tuple[int, Part]]]:
+    def holders(self) -> Mapping[str, Holders]:
         """Return the ranks that hold each tensor, and their parts."""
         return self._holders
 
 
 def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tuple[Part, Spec]:
     """Return the part of a tensor that this rank holds, and what the whole tensor is."""
-    spec = getattr(value, "_spec", None)
     key: Any
-    if spec is not None and is_dtensor(value):
+    if is_dtensor(value):
+        spec = value._spec
         key = spec.placements, id(spec.mesh), spec.tensor_meta
         if key not in known:
             known[key] = _of_distributed(name, value)
@@ -361,24 +386,32 @@ def _mesh_of(name: str, rank: int, gathered: list[Any]) -> Any:
     return rank if number < 0 else meshes[number]
 
 
-def _replicas(
-    holders: Mapping[str, list[tuple[int, Part]]], gathered: list[Any]
-) -> dict[tuple[int, ...], list[str]]:
+def _replicas(holders: Mapping[str, Holders], gathered: list[Any]) -> dict[tuple[int, ...], list[str]]:
     """Return the tensors whose values have to be compared, by the ranks that hold the same part.
 
     Ranks of one mesh hold the same values by the definition of a DTensor.
     """
     found: dict[tuple[int, ...], list[str]] = {}
+    # Many tensors have the same holders, and meshes of the same numbers.
+    known: dict[Any, list[tuple[int, ...]]] = {}
+    numbered = [own for _, own, _ in gathered]
     for name, of in holders.items():
-        if len(of) < 2 or len({_mesh_of(name, rank, gathered) for rank, _ in of}) == 1:
-            continue
-        parts: dict[Part, list[int]] = {}
-        for rank, part in of:
-            parts.setdefault(part, []).append(rank)
-        for ranks in parts.values():
-            if len(ranks) > 1:
-                found.setdefault(tuple(ranks), []).append(name)
+        key = id(of), *(own.get(name, 0) for own in numbered if own)
+        if key not in known:
+            known[key] = _compared(name, of, gathered)
+        for ranks in known[key]:
+            found.setdefault(ranks, []).append(name)
     return found
+
+
+def _compared(name: str, of: Holders, gathered: list[Any]) -> list[tuple[int, ...]]:
+    """Return the groups of ranks whose values of a tensor have to be equal."""
+    if len(of) < 2 or len({_mesh_of(name, rank, gathered) for rank, _ in of}) == 1:
+        return []
+    parts: dict[Part, list[int]] = {}
+    for rank, part in of:
+        parts.setdefault(part, []).append(rank)
+    return [tuple(ranks) for ranks in parts.values() if len(ranks) > 1]
 
 
 # The tree
@@ -500,7 +533,7 @@ def _compare(plan: Plan, encoded: Encoded, state: Any, peers: Peers) -> None:
 
 
 def _buffer_keys(encoded: Encoded, state: Any) -> set[Any]:
-    modules = (value for _, value in within(state) if isinstance(value, torch.nn.Module))
+    modules = (live for live in lives_in(state).values() if isinstance(live, torch.nn.Module))
     return {encoded.key(buffer) for module in modules for buffer in module.buffers()}
 
 
