@@ -237,6 +237,8 @@ CUTS ?= 100000
 FILES ?= 20000
 CONVERSIONS ?= 20000
 SAVES ?= 20000
+CHECKPOINTS_KILLS ?= 1000
+NODES ?= 100000
 HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
@@ -249,8 +251,11 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		tests/hostile/disks/test_every_call.py tests/hostile/disks/test_power_cuts.py \
 		tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
-	$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
+	INGOT_STATE_NODES=$(NODES) \
+		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
+	INGOT_CHECKPOINTS_KILLS=$(CHECKPOINTS_KILLS) $(BIN)/python -m pytest tests/checkpoints/test_kills.py \
+		tests/ranks/test_kills_of_ranks.py -o faulthandler_timeout=0
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/hostile/processes/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
