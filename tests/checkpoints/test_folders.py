@@ -25,8 +25,8 @@ import pytest
 
 import ingot
 import ingot.numpy
-from ingot._checkpoints import commit as commits
 from ingot._checkpoints import lease as leases
+from ingot._state import commit as commits
 from ingot._write.background import SAVES, SaveFuture
 from support.processes import run
 from support.small_disk import small_disk

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ingot
+import ingot.numpy
 import ingot.torch
 from ingot.torch import RNG
 from support.ranks import GONE, Ranks
@@ -253,6 +254,37 @@ def test_tensors_of_all_ranks_are_stored_once(tmp_path: Path, two: Ranks) -> Non
     with pytest.raises(ingot.CheckpointError, match="2 ranks have saved") as raised:
         ingot.torch.load_state(next(file for file in files if file.name.count("-") == 1))
     assert raised.value.code == "state-of-ranks"
+
+
+def test_load_state_loads_a_step_of_ranks_in_one_process(tmp_path: Path, two: Ranks) -> None:
+    two.run(saved_alike, tmp_path / "run")
+    step = tmp_path / "run" / "step-00000001"
+    with pytest.warns(RuntimeWarning, match="rank had a state on each rank") as warned:
+        found, report = ingot.torch.load_state(step, return_report=True)
+    assert warned[0].filename == __file__
+    assert torch.equal(found["big"], torch.arange(50_000))
+    assert [one["rank"] for one in found["rank"]] == [0, 1]
+    assert report == ingot.StateReport({}, [])
+    assert [*ingot.torch.load_state(step, keys="model.*")] == ["model"]
+    big = torch.zeros(50_000, dtype=torch.int64)
+    with pytest.warns(RuntimeWarning, match="rank had a state"):
+        assert ingot.torch.load_state(step, into={"big": big})["big"] is big
+    assert torch.equal(big, torch.arange(50_000))
+    with pytest.raises(ingot.OptionError, match="expected_sha256 is of one file"):
+        ingot.torch.load_state(step, expected_sha256="0" * 64)
+    with pytest.raises(
+        ingot.CheckpointError, match=r"a directory of the steps 1: .* step-00000001"
+    ) as raised:
+        ingot.torch.load_state(tmp_path / "run")
+    assert raised.value.code == "ambiguous-checkpoint"
+    of_numpy = ingot.Checkpoints(tmp_path / "run", framework="numpy")
+    for load in (lambda: ingot.numpy.load_state(step), of_numpy.load):
+        with pytest.raises(ingot.OptionError, match=r"load the step by ingot.torch.load_state") as refused:
+            load()
+        assert refused.value.code == "not-by-ranks"
+    (step / "checkpoint.json").write_text("{")
+    with pytest.raises(ingot.CheckpointError, match="truncated or damaged"):
+        ingot.torch.load_state(step)
 
 
 def normed(wrap: str) -> torch.nn.Module:

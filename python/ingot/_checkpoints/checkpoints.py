@@ -20,10 +20,26 @@ from ingot._base.frameworks import adapter, module_of, owner
 from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
-from ingot._native import Checkpoint, replace_file
+from ingot._native import replace_file
+from ingot._ranks.alone import Together
 from ingot._read.digest import verify as verified
 from ingot._read.moves import placed
-from ingot._state.face import States, checked_types
+from ingot._state.commit import (
+    PINNED,
+    SAVE_KEY,
+    Commit,
+    StoredFile,
+    check,
+    check_directory,
+    check_save,
+    committed,
+    folder_of,
+    is_committed,
+    read,
+    stored,
+    write,
+)
+from ingot._state.face import States, checked_types, read_by
 from ingot._state.objects import is_live, is_tensor, within
 from ingot._write.background import SAVES, SaveFuture
 from ingot._write.directory import flush_names, new_folders
@@ -38,22 +54,8 @@ from ingot.errors import (
 from ingot.typing import Device, Framework, Keys, NoOptions, Path
 
 from . import retention
-from .commit import (
-    PINNED,
-    SAVE_KEY,
-    Commit,
-    StoredFile,
-    check,
-    check_directory,
-    committed,
-    folder_of,
-    is_committed,
-    read,
-    stored,
-    write,
-)
 from .lease import Lease
-from .ranks import Ranks, Together
+from .ranks import Ranks
 from .retention import Best, Rules
 
 T = TypeVar("T")
@@ -642,7 +644,7 @@ class Checkpoints:
                 of_parts = _states(self._framework or commit.framework)
                 return _read_by(of_parts.loader(into, types, how, device, ranks), folder, commit)
             move = placed(self.load, states.whole.mover, device)
-            path, compare = os.path.join(folder, commit.tree), partial(_compare, commit)
+            path, compare = os.path.join(folder, commit.tree), partial(check_save, commit)
             found, _ = states.loaded(path, how, move, into, types, check=compare)
             return lambda: (found, [])
 
@@ -1032,17 +1034,7 @@ class Checkpoints:
 
 def _read_by(loader: Any, folder: str, commit: Commit) -> Any:
     """Return a function that restores a step of several files."""
-    others = [name for name in commit.files if name != commit.tree]
-    return loader.read(folder, [commit.tree, *others], partial(_compare, commit)).finish
-
-
-def _compare(commit: Commit, checkpoint: Checkpoint) -> None:
-    """Raise if a file is not of the save."""
-    found = (checkpoint.metadata() or {}).get(SAVE_KEY)
-    if found != commit.save:
-        reason = f"expected the file of save {commit.save}, found {found}"
-        facts: dict[str, Any] = {"expected": commit.save, "found": found, "path": checkpoint.path}
-        raise located(CheckpointError, reason, code="changed-step", **facts)
+    return read_by(loader, folder, commit).finish
 
 
 def _is_there(folder: str, commit: Commit | None) -> bool:

@@ -11,10 +11,7 @@ from math import isnan
 from typing import Literal, NamedTuple
 
 from ingot._base.checks import is_durable
-from ingot._write.directory import flush_names
-from ingot.errors import CheckpointError, SafetensorError
-
-from .commit import (
+from ingot._state.commit import (
     COMMIT,
     DELETING,
     PINNED,
@@ -27,6 +24,8 @@ from .commit import (
     numbers,
     read,
 )
+from ingot._write.directory import flush_names
+from ingot.errors import CheckpointError, SafetensorError
 
 # Temporary files of a save that was killed.
 _TEMPORARY = re.compile(rf"\.({STATE.pattern}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")

@@ -1,1 +1,1 @@
-"""Placements, plans and messages of tensors on several ranks; only `torch` and `dcp` may use this room."""
+"""Placements, plans and messages of tensors on several ranks. Only `local` and `peers` import torch."""

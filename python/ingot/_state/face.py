@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import partial
 from typing import Any, TypeAlias, Unpack, overload
+from warnings import warn
 
 import ingot
 from ingot._adapters.face import Whole
 from ingot._base import frameworks
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.report import Report
-from ingot._base.text import _quoted
+from ingot._base.text import _escaped, _quoted, located
 from ingot._native import Checkpoint
+from ingot._ranks.alone import ALONE
 from ingot._read import door, moves
 from ingot._read.door import Reads
 from ingot._read.load import chosen, proven
 from ingot._read.moves import Moving, Placement
 from ingot._read.select import Label, Selected, Wanted
 from ingot._write.save import write_file
-from ingot.errors import DestinationError, OptionError
+from ingot.errors import CheckpointError, DestinationError, OptionError
 from ingot.typing import Device, Path, SaveOptions, Source, StateOptions, Writable
 
+from . import commit as commits
+from .commit import Commit
 from .encoder import Encoder, Raw
 from .objects import TreePath, lives_in, spelled
 from .restoring import Contents, Live, Restoring, Stored, selected
@@ -32,6 +37,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.options import AtOnce, InBackground
 
+# The frames between the caller of `load_state` and the warning.
+_ABOVE_LOAD_STATE = 3
 _NO_MODULES: Mapping[TreePath, Any] = {}
 
 
@@ -221,7 +228,8 @@ class States:
         Parameters
         ----------
         source : str, bytes, os.PathLike, or an object to read from
-            As for `load_file`.
+            As for `load_file`; or the directory of a step that one process or many ranks saved by
+            `ingot.Checkpoints`. Of tensors that ranks share, torch loads the whole.
         device : str, int, the framework's device, dict or callable, optional
             Where tensors are placed that `into` does not have, as for `load_file`. By default on the CPU, or
             on the framework's default device.
@@ -255,9 +263,16 @@ class States:
         DestinationError
             A tensor of `into` has another shape than in the file, or cannot be filled.
         OptionError
-            `keys` or `drop` select a part of the state of an object other than a module.
+            `keys` or `drop` select a part of the state of an object other than a module; or several ranks
+            saved the step, and the framework is not torch (``code`` is ``"not-by-ranks"``).
         OSError, HeaderError, DtypeError, StorageError, IntegrityError
             As for `load_file`.
+
+        Warns
+        -----
+        RuntimeWarning
+            Each of the ranks that saved the step had a state for itself, such as of a random number
+            generator: the result has a list of them.
 
         Notes
         -----
@@ -276,8 +291,29 @@ class States:
         given = checked(self.load_state, arguments, types=checked_types)
         how = Loading.among(given)
         move = moves.placed(self.load_state, self.whole.mover, device)
-        found, restoring = self.loaded(source, how, move, into, given["types"])
+        step = step_of_ranks(source)
+        if step is not None:
+            found, restoring = self._loaded_step(step, how, device, into, given["types"])
+        else:
+            found, restoring = self.loaded(source, how, move, into, given["types"])
         return (found, StateReport(restoring.plain, restoring.missing)) if return_report else found
+
+    def _loaded_step(
+        self, folder: str, how: Loading, device: Any, into: Any, types: Iterable[type]
+    ) -> tuple[Any, Restoring]:
+        """Load a step of many ranks in one process."""
+        if how.expected_sha256 is not None:
+            message = f"{_escaped(folder)}: expected_sha256 is of one file, and the step has several"
+            raise OptionError(f"{message}, which are compared with their digests", code="many-files")
+        commit = commits.read(folder)
+        commits.check(folder, commit)
+        reading = read_by(self.loader(into, types, how, device, ALONE), folder, commit)
+        found, unfit = reading.finish()
+        if unfit:
+            what = f"{', '.join(unfit)} had a state on each rank that saved the step"
+            reason = f"{what}, and one process loads it: the result has lists of the states"
+            warn(f"{_escaped(folder)}: {reason}", RuntimeWarning, stacklevel=_ABOVE_LOAD_STATE)
+        return found, reading.restoring
 
     def loaded(
         self,
@@ -317,8 +353,9 @@ class States:
 
     def loader(self, into: Any, types: Iterable[type], how: Loading, device: Any, ranks: Any) -> Any:
         """Return an object that loads the files of several ranks. All `ranks` call it."""
-        message = f"{self.framework} has no ranks, and several have saved the state: import torch"
-        raise OptionError(message, code="not-by-ranks", found=self.framework)
+        reason = f"ranks of torch saved parts of tensors, which {self.framework} does not put together"
+        way_out = 'load the step by ingot.torch.load_state, or by ingot.Checkpoints(..., framework="torch")'
+        raise OptionError(f"{reason}: {way_out}", code="not-by-ranks", found=self.framework)
 
     def _read(
         self,
@@ -420,6 +457,28 @@ class States:
     def apply(self, live: Live) -> None:
         """Call `load_state_dict` of a live object."""
         live.value.load_state_dict(live.state)
+
+
+def step_of_ranks(source: Any) -> str | None:
+    """Return the directory of a step that several ranks saved, if `source` is one."""
+    if not isinstance(source, str | bytes | os.PathLike):
+        return None
+    folder = os.path.abspath(os.fsdecode(source))
+    if commits.is_committed(folder):
+        return folder if len(commits.read(folder).files) > 1 else None
+    steps = commits.committed(folder) if os.path.isdir(folder) else []
+    if steps:
+        reason = f"expected a step, found a directory of the steps {', '.join(map(str, steps))}"
+        way_out = f"call ingot.Checkpoints(...).load(), or pass {commits.folder_of('', steps[-1])} in it"
+        facts: dict[str, Any] = {"path": folder, "found": steps}
+        raise located(CheckpointError, f"{reason}: {way_out}", code="ambiguous-checkpoint", **facts)
+    return None
+
+
+def read_by(loader: Any, folder: str, commit: Commit) -> Any:
+    """Return the state of a step of several files, which is read and not restored yet."""
+    others = [name for name in commit.files if name != commit.tree]
+    return loader.read(folder, [commit.tree, *others], partial(commits.check_save, commit))
 
 
 def other_shape(

@@ -50,7 +50,7 @@ class Contents(NamedTuple):
         """Return the JSON of the tree."""
         head = self.head()
         if "ranks" in head:
-            way_out = "load the step by ingot.Checkpoints(…).load()"
+            way_out = "pass the directory of the step, or load it by ingot.Checkpoints"
             reason = f"{head['ranks']} ranks have saved the state to several files: {way_out}"
             raise fault(self.shown, (), reason, "state-of-ranks", found=head["ranks"])
         return tree_of(head, self.shown, lambda name: self.raw(name, ())[1])

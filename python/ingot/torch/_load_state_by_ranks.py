@@ -314,7 +314,9 @@ class Reading:
     """A state that is in memory, compared with its digests. `finish` changes the caller's objects."""
 
     def __init__(self, states: Any, contents: Files, restoring: Restoring, node: Any, place: Any) -> None:
-        self._states, self._restoring, self._node = states, restoring, node
+        #: How the tree is restored.
+        self.restoring = restoring
+        self._states, self._node = states, node
         targets = [_target(path, *one) for path, one in restoring.filled.items()]
         for one in targets:
             _refuse_dtype(one, contents)
@@ -342,9 +344,9 @@ class Reading:
             for one, values in self._filled:
                 if one.local.numel():
                     one.local.copy_(values)
-        found = self._restoring.restored(self._node, self._loaded)
-        self._states.apply_all(self._restoring)
-        return found, [*self._restoring.unfit]
+        found = self.restoring.restored(self._node, self._loaded)
+        self._states.apply_all(self.restoring)
+        return found, [*self.restoring.unfit]
 
 
 def _target(path: TreePath, tensor: torch.Tensor, name: str) -> Target:

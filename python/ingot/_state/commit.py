@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ingot._base.text import _escaped, _quoted, located
-from ingot._native import hash_object, replace_file
+from ingot._native import Checkpoint, hash_object, replace_file
 from ingot._read.door import open_checkpoint
 from ingot.errors import CheckpointError, IntegrityError
 
@@ -257,3 +257,12 @@ def check(folder: str, commit: Commit, names: Iterable[str] | None = None) -> No
             reason = f"the header differs from its digest in {COMMIT}"
             facts = {"expected": known.header_blake3, "found": found}
             raise located(IntegrityError, reason, code="digest-mismatch", path=path, **facts)
+
+
+def check_save(commit: Commit, checkpoint: Checkpoint) -> None:
+    """Raise if a file of a step is not of its save."""
+    found = (checkpoint.metadata() or {}).get(SAVE_KEY)
+    if found != commit.save:
+        reason = f"expected the file of save {commit.save}, found {found}"
+        facts: dict[str, Any] = {"expected": commit.save, "found": found, "path": checkpoint.path}
+        raise located(CheckpointError, reason, code="changed-step", **facts)
