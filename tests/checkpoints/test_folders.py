@@ -415,6 +415,21 @@ def test_save_of_the_same_step_again_does_nothing(folder: Path) -> None:
     assert raised.value.code == "step-exists"
 
 
+def test_save_by_processes_without_a_group_names_the_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(folder, 1)
+    with ingot.Checkpoints(folder) as checkpoints:
+        with pytest.raises(ingot.CheckpointError) as alone:
+            checkpoints.save(1, state(1))
+        assert "torchrun" not in str(alone.value)
+        # As torchrun sets it.
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        with pytest.raises(ingot.CheckpointError, match=r"the 4 processes .*init_process_group") as raised:
+            checkpoints.save(1, state(1))
+        assert raised.value.code == "not-resumed"
+
+
 @pytest.mark.parametrize("first", [1, 6, 1000])
 def test_save_refuses_to_begin_anew_in_a_used_directory(folder: Path, first: int) -> None:
     save(folder, 5, 6)
@@ -486,6 +501,25 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_steps(tmp_path: Path) -> No
         checkpoints.save(2, state(2))
         checkpoints.wait()
         assert checkpoints.latest(verify=True) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*training continues from an earlier step:RuntimeWarning")
+@pytest.mark.parametrize("step", [2, 3])
+def test_failed_background_save_puts_back_the_steps_that_were_set_aside(step: int, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 4) as disk:
+        save(disk / "run", 1, 2, 3)
+        with ingot.Checkpoints(disk / "run") as checkpoints:
+            checkpoints.load(1)
+            checkpoints.save(step, state(step, 2_000_000))
+            with pytest.raises(ingot.StorageError, match="No space"):
+                checkpoints.wait()
+            assert checkpoints.steps() == [1, 2, 3]
+            assert checkpoints.latest(verify=True) == 3
+            checkpoints.save(step, state(step))
+            checkpoints.wait()
+            assert checkpoints.steps() == [1, step]
+            checkpoints.load()
+        assert ingot.Checkpoints(disk / "run").latest(verify=True) == step
 
 
 def test_delete_on_a_full_disk_names_a_way_out(tmp_path: Path) -> None:

@@ -69,6 +69,13 @@ _PACKAGES = {"flax": "jax"}
 _DAMAGES = ("invalid-commit", "changed-step")
 
 
+class _Before(NamedTuple):
+    """The step that was saved or loaded before a save, and the steps that were set aside for it."""
+
+    step: int | None
+    renamed: list[str]
+
+
 class _Choice(NamedTuple):
     """A step that was chosen, the result of the work on it, and the later steps that are damaged."""
 
@@ -312,21 +319,21 @@ class Checkpoints:
         try:
             writing = self._written(ranks, partial(write, os.path.join(folder, file), how), folder, file)
         except BaseException:
-            for name in renamed if ranks.rank == 0 else ():
-                os.rename(os.path.join(self._directory, name), folder)
+            if ranks.rank == 0:
+                retention.put_back(self._directory, renamed)
             raise
         renamed += ranks.first(
             lambda: self._set_aside(one for one in later if one != step), "renaming later steps"
         )
         together = self._ranks.background()
-        end = partial(self._commit, together, writing, folder, commit, file)
+        before, self._step = _Before(self._step, renamed), step
+        end = partial(self._commit, together, writing, folder, commit, file, before)
         if writing is None:
             end()
         else:
             # `_commit` raises its failure.
             writing._outcome.is_asked = True
             self._put(end, folder)
-        self._step = step
         self._seen.add(step)
         self._put(partial(self._clear, together), self._directory)
         return renamed
@@ -871,7 +878,9 @@ class Checkpoints:
             last = "none" if self._step is None else f"step {self._step} last"
             since = f"this program has saved or loaded {last}"
             reason = f"step {step} cannot be saved: another program saved step {unseen[-1]}, and {since}"
-            way_out = "call load() to continue after it, or choose another directory to begin anew"
+            way_out = (
+                f"call load() to continue after it, or choose another directory to begin anew{_of_ranks()}"
+            )
             raise located(
                 CheckpointError,
                 f"{reason}: {way_out}",
@@ -890,9 +899,18 @@ class Checkpoints:
         return [retention.set_aside(self._directory, one) for one in steps]
 
     def _commit(
-        self, ranks: Together, writing: SaveFuture | None, folder: str, commit: Commit, file: str
+        self,
+        ranks: Together,
+        writing: SaveFuture | None,
+        folder: str,
+        commit: Commit,
+        file: str,
+        before: _Before,
     ) -> None:
-        """Write the commit file after the files of all ranks, which it names."""
+        """Write the commit file after the files of all ranks, which it names.
+
+        If that fails, the directory gets the steps again that it had before.
+        """
 
         def look() -> tuple[dict[str, Any], tuple[str, StoredFile]]:
             if writing is not None:
@@ -907,9 +925,17 @@ class Checkpoints:
         except BaseException:
             # Without the lease, the directory may be the step of another process.
             with suppress(OSError):
-                if ranks.rank == 0 and not (is_committed(folder) and _is_there(folder, commit)):
-                    retention.discard(folder, [name for name in os.listdir(folder) if commit.save in name])
+                if not (is_committed(folder) and _is_there(folder, commit)):
+                    self._step = before.step
+                    if ranks.rank == 0:
+                        self._discard(folder, commit, before.renamed)
             raise
+
+    def _discard(self, folder: str, commit: Commit, renamed: list[str]) -> None:
+        """Remove the files of a save that has failed, and put back the steps that were set aside for it."""
+        retention.discard(folder, [name for name in os.listdir(folder) if commit.save in name])
+        if self._lease.is_held():
+            retention.put_back(self._directory, renamed)
 
     def _write_commit(self, folder: str, commit: Commit) -> None:
         for name, known in commit.files.items():
@@ -1035,6 +1061,16 @@ class Checkpoints:
 def _read_by(loader: Any, folder: str, commit: Commit) -> Any:
     """Return a function that restores a step of several files."""
     return read_by(loader, folder, commit).finish
+
+
+def _of_ranks() -> str:
+    """Return a hint if a launcher has started several processes, and torch.distributed is not initialised."""
+    torch: Any = modules.get("torch")
+    has_ranks = torch is not None and torch.distributed.is_available() and torch.distributed.is_initialized()
+    if has_ranks or os.environ.get("WORLD_SIZE", "1") == "1":
+        return ""
+    world = os.environ["WORLD_SIZE"]
+    return f"; the {world} processes of torchrun save together after torch.distributed.init_process_group"
 
 
 def _is_there(folder: str, commit: Commit | None) -> bool:

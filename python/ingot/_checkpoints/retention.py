@@ -206,6 +206,13 @@ def known(folder: str) -> Commit | None:
         return None
 
 
+def put_back(directory: str, names: Iterable[str]) -> None:
+    """Undo `set_aside`, whose results are `names`, since no other step was saved."""
+    for name in names:
+        number = int(name.split("-")[1])
+        os.rename(os.path.join(directory, name), folder_of(directory, number))
+
+
 def set_aside(directory: str, step: int) -> str:
     """Rename a step that training has gone back from, and return its new name."""
     folder = folder_of(directory, step)

@@ -204,9 +204,12 @@ def _lacks(checkpoint: str) -> str | None:
 
 def _without_state(checkpoint: str) -> CheckpointError:
     found = [name for name in ("optimizer.pt", "optimizer.bin") if name in os.listdir(checkpoint)]
-    saved = f"the Trainer saved {found[0]} without ingot" if found else "it has weights only"
-    way_out = (
-        "resume once without CheckpointMixin, or load the model and train without resume_from_checkpoint"
-    )
+    anew = "load the model by from_pretrained and train without resume_from_checkpoint"
+    if found:
+        saved = f"the Trainer saved {found[0]} without ingot"
+        way_out = f"resume once without CheckpointMixin, or {anew}"
+    else:
+        saved = "it has weights only, as the Trainer saves them with save_only_model=True"
+        way_out = f"{anew}; checkpoints to resume from need save_only_model=False"
     reason = f"expected {_STATE}, found none: {saved}: {way_out}"
     return located(CheckpointError, reason, code="no-state", path=checkpoint)
