@@ -287,6 +287,41 @@ def test_load_state_loads_a_step_of_ranks_in_one_process(tmp_path: Path, two: Ra
         ingot.torch.load_state(step)
 
 
+def part_of(whole: torch.Tensor, begin: int, end: int) -> torch.Tensor:
+    """Return rows of a tensor with the attributes of torch's CheckpointableTensor."""
+    memory: Any = whole[begin:end].clone()
+    memory.global_shape, memory.global_offsets = tuple(whole.shape), ((begin, 0),)
+    memory.local_offsets, memory.local_sizes = ((0, 0),), (tuple(memory.shape),)
+    return memory  # type: ignore[no-any-return]
+
+
+def saved_parts(folder: Path) -> list[torch.Tensor]:
+    """Save halves of a tensor, and then halves that ranks have exchanged. Returns a loaded part."""
+    rank, whole = dist.get_rank(), torch.arange(24.0).view(8, 3)
+    with ingot.Checkpoints(folder) as checkpoints:
+        for step, begin in ((1, 4 * rank), (2, 4 - 4 * rank)):
+            checkpoints.save(step, {"rows": part_of(whole + step, begin, begin + 4), "step": step})
+    begin, end = (0, 3) if rank == 0 else (3, 8)
+    found = []
+    for step in (1, 2):
+        own = part_of(torch.zeros(8, 3), begin, end)
+        assert ingot.Checkpoints(folder).load(step, into={"rows": own, "step": 0})["rows"] is own
+        found.append(own.detach().clone())
+    return found
+
+
+def test_parts_that_attributes_describe_are_saved_and_loaded(tmp_path: Path, two: Ranks) -> None:
+    found = two.run(saved_parts, tmp_path / "run")
+    whole = torch.arange(24.0).view(8, 3)
+    for step in (1, 2):
+        assert torch.equal(torch.cat([one[step - 1] for one in found]), whole + step)
+        state = ingot.torch.load_state(tmp_path / "run" / f"step-{step:08d}")
+        assert torch.equal(state["rows"], whole + step)
+        own = part_of(torch.zeros(8, 3), 2, 7)
+        ingot.Checkpoints(tmp_path / "run").load(step, into={"rows": own})
+        assert torch.equal(own, (whole + step)[2:7])
+
+
 def normed(wrap: str) -> torch.nn.Module:
     """A replicated model whose statistics of batches differ between the ranks."""
     torch.manual_seed(0)
