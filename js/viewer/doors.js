@@ -113,6 +113,9 @@ export async function fromReport({ label, format, files, statistics, thumbnails 
 }
 
 export function fromBase64(text) {
+  const read = /** @type {any} */ (Uint8Array).fromBase64;
+  if (read) return read.call(Uint8Array, text);
+  // Browsers before 2025 lack it.
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 

@@ -78,6 +78,8 @@ class Names {
     if (this.#text === "") return [];
     const form = pattern.replace(NUMBER, "#");
     if (form === pattern) {
+      // Most patterns match nothing, and their words are found faster than an expression is compiled.
+      if (!mayMatch(pattern, this.#text)) return [];
       const forms = this.#text.match(
         new RegExp(`(?<=\n)(?:${expression(pattern, "#")})(?=\n)`, "g"),
       ) ?? [];
@@ -123,6 +125,11 @@ const SIGNS = { "*": "[^\n]*", ".": "[._]", "|": "|" };
 
 function expression(pattern, number) {
   return [...pattern].map((one) => one === "#" ? number : SIGNS[one] ?? (/\w/.test(one) ? one : `\\${one}`)).join("");
+}
+
+/** Whether a text has all words of an alternative of a pattern. */
+function mayMatch(pattern, text) {
+  return pattern.split("|").some((one) => one.split(/[*.#]/).every((word) => text.includes(word)));
 }
 
 const exacts = new Map();

@@ -15,6 +15,8 @@ const LIKELY_HEIGHT = 800;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
 const LONGEST = 300;
+/** Pixels that no character of a name exceeds. */
+const WIDEST = 20;
 /** Rows on either side that a cut name must differ from: as many as a screen shows. */
 const NEIGHBOURS = 60;
 
@@ -144,23 +146,25 @@ export class Rows {
     const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
     const [before, after] = [isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "", members ? ` ×${members}` : ""];
     const room = this.#width - indent - 5;
-    const shown = this.#width === 0
+    const isShort = (before + name + after).length * WIDEST <= room;
+    const shown = this.#width === 0 || isShort
       ? name
       : fitting(name, () => this.#around(at), room - widthOf(before + after, isModule), isModule);
     cells[0].style.paddingInlineStart = `${indent}px`;
-    cells[0].firstChild.textContent = before + shown + after;
+    put(cells[0].firstChild, before + shown + after);
     cells[0].title = name;
     if (shown === name) cells[0].removeAttribute("aria-label");
     else cells[0].setAttribute("aria-label", before + name + after);
     const change = this.changeOf?.(node);
-    cells[1].textContent = change ? change.text : count(tree.parameters[node]);
+    put(cells[1], change ? change.text : count(tree.parameters[node]));
     cells[1].title = change ? change.text : whole(tree.parameters[node]);
     cells[1].className = change?.isDifferent ? "differ" : "";
-    cells[2].textContent = nbytes(tree.bytes[node]);
-    cells[3].textContent = tree.dtypeText(node);
-    cells[4].textContent = tensor
-      ? shapeText(tensor)
-      : `${whole(tree.count[node])} tensor${tree.count[node] === 1 ? "" : "s"}`;
+    put(cells[2], nbytes(tree.bytes[node]));
+    put(cells[3], tree.dtypeText(node));
+    put(
+      cells[4],
+      tensor ? shapeText(tensor) : `${whole(tree.count[node])} tensor${tree.count[node] === 1 ? "" : "s"}`,
+    );
   }
 
   /** The name that a row shows if there is room; null if there is no such row. */
@@ -254,13 +258,22 @@ export class Rows {
   }
 }
 
-let pen = null;
+/** Sets the text of a cell. An unchanged text stays, since the browser would lay it out again. */
+function put(cell, text) {
+  if (cell.textContent !== text) cell.textContent = text;
+}
+
+const pens = new Map();
 
 /** Pixels that a text takes in a row. */
 function widthOf(text, isBold) {
-  pen ??= document.createElement("canvas").getContext("2d");
-  pen.font = `${isBold ? "600 " : ""}13px ${getComputedStyle(document.body).fontFamily}`;
-  return pen.measureText(text).width;
+  if (text === "") return 0;
+  if (!pens.has(isBold)) {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `${isBold ? "600 " : ""}13px ${getComputedStyle(document.body).fontFamily}`;
+    pens.set(isBold, pen);
+  }
+  return pens.get(isBold).measureText(text).width;
 }
 
 /** A name in at most `room` pixels: cut in the middle, but with the words by which it differs from its neighbours. */
