@@ -369,7 +369,7 @@ function supported(found, texts, role) {
     if (candidates[0] === "*" || candidates.includes(told)) {
       [base, shown, candidates] = [told, `${told} (${where})`, []];
     } else if (!source.bases) notes.push(`trained on ${told} (${where})`);
-    else if (isKnown && !agree(base, told)) {
+    else if (!agree(base, told)) {
       notes.push(`${where} says ${value}`);
     }
   }
@@ -386,8 +386,10 @@ function toldBy(source, value) {
   return { told: null, isKnown: false };
 }
 
+/** Whether one name begins with the other: `qwen2_5_vl` is "Qwen 2.5 VL". */
 function agree(base, told) {
-  return base !== null && (base.startsWith(told) || told.startsWith(base));
+  const [one, other] = [base ?? "", told].map((name) => name.toLowerCase().replace(/[^a-z0-9]/g, ""));
+  return base !== null && (one.startsWith(other) || other.startsWith(one));
 }
 
 function mainDtype(tensors) {

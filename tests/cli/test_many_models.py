@@ -53,6 +53,16 @@ def test_summary_of_several_paths_as_json_and_csv(folder: Path) -> None:
     assert [row["title"] for row in table] == ["Style 1", "Style 10", "Style 2"]
 
 
+def test_summary_lists_a_model_once(folder: Path) -> None:
+    again = [folder, folder / "style1.safetensors", folder / ".." / "loras" / "style2.safetensors", folder]
+    assert [row[0].rpartition("/")[2] for row in good(*again).rows()] == [
+        f"style{number}.safetensors" for number in (1, 2, 10)
+    ]
+    assert len(good("hash", *again).rows()) == 3
+    models = good("meta", "set", *again, "author=me", "--json").json()["models"]
+    assert len(models) == 3
+
+
 def test_csv_quotes_and_escapes(tmp_path: Path) -> None:
     lora(tmp_path / "a.safetensors", 4, {"modelspec.title": 'a, "b"\n\x1b'})
     table = [*csv.reader(io.StringIO(good(tmp_path / "a.safetensors", "--csv").out))]

@@ -73,6 +73,17 @@ def test_kind_reports_metadata_that_contradicts_the_tensors() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model_type", "shown"),
+    [("camembert", ", config.json says camembert"), ("bert", ""), ("bert_something", "")],
+)
+def test_kind_reports_a_configuration_that_the_rules_do_not_know(model_type: str, shown: str) -> None:
+    tensors = case(next(path for path in FILES if path.stem == "bert-base"))["tensors"]
+    said = kind_of(tensors, {}, {"config.json": {"model_type": model_type}})
+    assert said.base == "BERT"
+    assert said.text == f"text encoder, BERT, 12 layers, hidden size 768{shown}, F32"
+
+
+@pytest.mark.parametrize(
     "tensors",
     [
         {},

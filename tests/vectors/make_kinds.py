@@ -1344,6 +1344,18 @@ def ernie_of_other_vocabulary() -> Any:
     return transformer("ernie", "F32", "AutoModel", vocab_size=18000)
 
 
+@file(kind="text encoder", base="ERNIE", rank=None)
+def ernie_with_vocabulary_of_bert() -> Any:
+    return transformer("ernie", "F32", "AutoModelForMaskedLM", vocab_size=30522)
+
+
+@file(kind="text encoder", base="ERNIE", rank=None)
+def ernie_with_config() -> Any:
+    return transformer("ernie", "F32", "AutoModel", vocab_size=30522), {
+        "config.json": {"model_type": "ernie"}
+    }
+
+
 @file(kind=None, base=None, rank=None)
 def luke_base() -> Any:
     return transformer("luke", "F32", "AutoModel")

@@ -426,7 +426,7 @@ def _supported(
             base, shown, candidates = told, f"{told} ({where})", []
         elif "bases" not in source:
             notes.append(f"trained on {told} ({where})")
-        elif is_known and not _agree(base, told):
+        elif not _agree(base, told):
             notes.append(f"{where} says {value}")
     return (base, shown), notes
 
@@ -442,7 +442,9 @@ def _told(source: Mapping[str, Any], value: str) -> tuple[str | None, bool]:
 
 
 def _agree(base: str | None, told: str) -> bool:
-    return base is not None and (base.startswith(told) or told.startswith(base))
+    """Return whether one name begins with the other: ``qwen2_5_vl`` is "Qwen 2.5 VL"."""
+    one, other = (re.sub(r"[^a-z0-9]", "", name.lower()) for name in (base or "", told))
+    return base is not None and (one.startswith(other) or other.startswith(one))
 
 
 def _main_dtype(tensors: Sequence[Tensor]) -> str | None:

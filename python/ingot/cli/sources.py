@@ -138,11 +138,15 @@ def opened(path: str, *, backend: str = "auto") -> Source:
 
 
 def models_of(paths: Sequence[str]) -> list[str]:
-    """Return the models at the paths that a user typed.
+    """Return the models at the paths that a user typed, each once.
 
     A directory of several models becomes their files and indexes, in natural order.
     """
-    return [model for path in paths for model in _models_in(path)]
+    found: dict[str, str] = {}
+    for path in paths:
+        for model in _models_in(path):
+            found.setdefault(model if is_url(model) else os.path.abspath(model), model)
+    return [*found.values()]
 
 
 def _models_in(path: str) -> list[str]:
