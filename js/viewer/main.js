@@ -197,7 +197,7 @@ class Page {
         )
         : []),
       ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
-      button("Keys", () => this.help.showModal(), { class: "keys" }),
+      button("Keys", () => this.help.showModal(), { class: "keys", "aria-label": "Keys" }),
     );
     if (table) this.#renderTree(name);
     const focused = document.activeElement?.id;

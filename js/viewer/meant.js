@@ -28,11 +28,8 @@ export function meantOf(table) {
   };
   return (number) => {
     const { name } = table.tensors[number];
-    const found =
-      /^(.*?)(qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_global_scale|weight_zero_point|weight_g_idx|weight_shape|weight\.(?:nested_)?absmax|weight\.(?:nested_)?quant_map|weight\.quant_state\.bitsandbytes__(?:nf4|fp4)|SCB|weight|_blocks|_scales)$/s
-        .exec(name);
-    if (!found) return null;
-    const stem = found[1];
+    // A weight whose name is the beginning of the names of its scales has no end of its own.
+    const stem = ENDS.exec(name)?.[1] ?? `${name}_`;
     if (settled.has(stem)) return settled.get(stem);
     for (const scheme of SCHEMES) {
       /** @type {any} */
@@ -45,6 +42,8 @@ export function meantOf(table) {
   };
 }
 
+const ENDS =
+  /^(.*?)(?:qweight|qzeros|scales|g_idx|weight_packed|weight_scale_inv|weight_scale_2|weight_scale|weight_global_scale|weight_zero_point|weight_g_idx|weight_shape|weight\.(?:nested_)?absmax|weight\.(?:nested_)?quant_map|weight\.quant_state\.bitsandbytes__(?:nf4|fp4)|SCB|weight|_blocks|_scales)$/s;
 const FLOATS = ["F16", "BF16", "F32"];
 const NVFP4_BLOCK = 16;
 const isMatrix = (part, dtypes) => part !== null && part.shape.length === 2 && dtypes.includes(part.dtype);
@@ -181,22 +180,31 @@ function blocks(stem, part) {
 
 /**
  * NVFP4: two numbers in a byte, the lower half first, with a scale for each 16 of them. The scales of compressed-tensors are
- * divided by a number for the whole matrix, and ModelOpt's scales are multiplied by it.
+ * divided by a number for the whole matrix, and ModelOpt's scales are multiplied by it. The experts of a layer may be one
+ * tensor, whose name has no end; ModelOpt packs those along the rows.
  */
 function nvfp4(stem, part) {
-  const weight = part(`${stem}weight_packed`) ?? part(`${stem}weight`);
+  const weight = part(`${stem}weight_packed`) ?? part(`${stem}weight`) ?? part(stem.replace(/_$/, ""));
   const scales = part(`${stem}weight_scale`);
   const divisor = part(`${stem}weight_global_scale`);
   const whole = divisor ?? part(`${stem}weight_scale_2`);
-  if (!isMatrix(weight, ["U8"]) || !isMatrix(scales, ["F8_E4M3"]) || whole?.dtype !== "F32") return null;
-  const shape = [weight.shape[0], weight.shape[1] * 2];
-  if (whole.nbytes !== 4 || !hasShape(scales, [shape[0], shape[1] / NVFP4_BLOCK])) return null;
+  if (weight?.dtype !== "U8" || scales?.dtype !== "F8_E4M3" || whole?.dtype !== "F32") return null;
+  const { shape: packed } = weight;
+  if (packed.length !== 2 && packed.length !== 3) return null;
+  const [experts, down, across] = packed.length === 2 ? [1, ...packed] : packed;
+  const ofBlocks = (rows, columns) => [...packed.slice(0, -2), rows, columns];
+  const each = NVFP4_BLOCK / 2;
+  const isAcross = hasShape(scales, ofBlocks(down, across / each));
+  if (!isAcross && (packed.length === 2 || !hasShape(scales, ofBlocks(down / each, across)))) return null;
+  if (whole.nbytes !== 4 && whole.nbytes !== 4 * experts) return null;
   return {
-    kind: "NVFP4",
+    kind: isAcross ? "NVFP4" : "NVFP4, packed along the rows",
     scheme: "nvfp4",
-    shape,
+    shape: isAcross ? [experts * down, across * 2] : [experts * down * 2, across],
     parts: [weight, scales, whole],
     roles: { weight, scales, whole },
+    experts,
+    isAcross,
     isDivided: divisor !== null,
   };
 }

@@ -205,13 +205,19 @@ function specCard(metadata) {
     "section",
     { class: "card" },
     h("h3", {}, text(of("title")) ?? "ModelSpec"),
-    isShown ? h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 }) : null,
+    isShown ? picture(thumbnail) : null,
     facts(
       keys.filter((key) => key !== "modelspec.title").map((
         key,
       ) => [text(key.slice("modelspec.".length)), text(metadata.get(key))]),
     ),
   );
+}
+
+function picture(thumbnail) {
+  const image = h("img", { src: thumbnail, alt: "Thumbnail of the model", width: 128 });
+  image.addEventListener("error", () => image.replaceWith(h("p", {}, "The thumbnail is not a whole image.")));
+  return image;
 }
 
 function loraCard(metadata) {

@@ -108,16 +108,25 @@ const SCHEMES = {
     };
   },
 
-  async nvfp4({ isDivided, roles: { weight, scales, whole } }, read, rows, first, end) {
+  async nvfp4({ shape, experts, isAcross, isDivided, roles: { weight, scales, whole } }, read, rows, first, end) {
     const values = valuesOf("F4");
-    const [from, group] = [Math.floor(first / 2), Math.floor(first / 16)];
-    const bytes = await read(weight, rows, from, Math.ceil(end / 2));
-    const factors = await read(scales, rows, group, Math.ceil(end / 16));
-    const all = (await read(whole, [0], 0, 1, [1, 1])).get(0)[0];
+    // Numbers of a byte, and of a block, along both axes.
+    const [[high, wide], [tall, long]] = isAcross ? [[1, 2], [1, 16]] : [[2, 1], [16, 1]];
+    const [from, group] = [Math.floor(first / wide), Math.floor(first / long)];
+    const lines = (part, down, across, begin) =>
+      read(part, rows.map((row) => Math.floor(row / down)), begin, Math.ceil(end / across), [
+        shape[0] / down,
+        shape[1] / across,
+      ]);
+    const [bytes, factors] = [await lines(weight, high, wide, from), await lines(scales, tall, long, group)];
+    const count = whole.nbytes / 4;
+    const all = (await read(whole, [0], 0, count, [1, count])).get(0);
     return (row, column) => {
-      const byte = bytes.get(row)[Math.floor(column / 2) - from];
-      const factor = factors.get(row)[Math.floor(column / 16) - group];
-      return values[column % 2 === 0 ? byte & 15 : byte >> 4] * Math.fround(isDivided ? factor / all : factor * all);
+      const byte = bytes.get(Math.floor(row / high))[Math.floor(column / wide) - from];
+      const factor = factors.get(Math.floor(row / tall))[Math.floor(column / long) - group];
+      const own = all[count === 1 ? 0 : Math.floor((row * experts) / shape[0])];
+      const half = isAcross ? column % 2 : row % 2;
+      return values[half === 0 ? byte & 15 : byte >> 4] * Math.fround(isDivided ? factor / own : factor * own);
     };
   },
 

@@ -28,6 +28,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
+from ._base import images
 from ._base.checks import checked_source
 from ._base.options import Loading, argument, checked, takes, unexpected
 from ._base.report import Report
@@ -405,32 +406,16 @@ def _thumbnail(text: str) -> Iterable[Fault]:
     except ValueError:
         yield "error", "must be valid base64"
         return
-    size = _jpeg_size(image)
-    if size is None:
-        yield "error", "must be a JPEG: no size can be found in it"
-    elif size != (THUMBNAIL_SIDE, THUMBNAIL_SIDE):
-        width, height = size
+    if images.type_of(image) != "image/jpeg":
+        yield "error", "must be a JPEG, as its data URL says"
+        return
+    try:
+        width, height = images.size_of(image)
+    except ValueError as fault:
+        yield "error", f"must be a JPEG: the image {fault}"
+        return
+    if (width, height) != (THUMBNAIL_SIDE, THUMBNAIL_SIDE):
         yield "note", f"is best {THUMBNAIL_SIDE}x{THUMBNAIL_SIDE}, found {width}x{height}"
-
-
-def _jpeg_size(image: bytes) -> tuple[int, int] | None:
-    """Return width and height from the first frame of a JPEG, or None."""
-    if not image.startswith(b"\xff\xd8"):
-        return None
-    at = 2
-    while at + 9 <= len(image) and image[at] == 0xFF:
-        marker = image[at + 1]
-        if marker == 0xFF:
-            # Padding before a marker.
-            at += 1
-        elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = (int.from_bytes(image[at + place : at + place + 2], "big") for place in (5, 7))
-            return width, height
-        elif marker == 0x01 or 0xD0 <= marker <= 0xD9:
-            at += 2
-        else:
-            at += 2 + int.from_bytes(image[at + 2 : at + 4], "big")
-    return None
 
 
 _IDENTIFIER = r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?"

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import ingot
+from ingot._base import images
 from ingot.numpy import save_file
 from support.commands import good, run
 
@@ -23,9 +24,19 @@ METADATA = {
     "modelspec.license": "MIT",
     "modelspec.thumbnail": "data:image/jpeg;base64,/9j/",
 }
-PNG = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-)
+# Pictures of 2 x 3 pixels, as Pillow writes them.
+IMAGES = {
+    "png": "iVBORw0KGgoAAAANSUhEUgAAAAIAAAADCAIAAAA2iEnWAAAAFElEQVR4nGM8wcXFwMDAxMDAgKAAEWYA4jBK+akAAA"
+    "AASUVORK5CYII=",
+    "gif": "R0lGODdhAgADAIEAAMgKCgAAAAAAAAAAACwAAAAAAgADAAAIBgABCBwYEAA7",
+    "webp": "UklGRh4AAABXRUJQVlA4TBEAAAAvAYAAAAdQhSJXof+BiOh/AAA=",
+    "jpeg": "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDACgcHiMeGSgjISMtKygwPGRBPDc3PHtYXUlkkYCZlo+AjIqgtObDoKrarY"
+    "qMyP/L2u71////m8H////6/+b9//j/2wBDASstLTw1PHZBQXb4pYyl+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4"
+    "+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj4+Pj/wAARCAADAAIDASIAAhEBAxEB/8QAFQABAQAAAAAAAAAAAAAAAAAAAAT/xA"
+    "AUEAEAAAAAAAAAAAAAAAAAAAAA/8QAFQEBAQAAAAAAAAAAAAAAAAAAAwX/xAAUEQEAAAAAAAAAAAAAAAAAAAAA/9oA"
+    "DAMBAAIRAxEAPwCMAKk//9k=",
+}
+PNG = base64.b64decode(IMAGES["png"])
 
 
 @pytest.fixture
@@ -148,11 +159,46 @@ def test_modelspec_thumbnail_goes_in_and_out(folder: Path, tmp_path: Path) -> No
     image.write_bytes(PNG)
     good("modelspec", "set", folder, "--thumbnail", image)
     assert good("modelspec", "thumbnail", folder / "a.safetensors", "-o", back).out.endswith(
-        "image/png, 70 B\n"
+        "image/png, 77 B\n"
     )
     assert back.read_bytes() == PNG
     assert run("modelspec", "thumbnail", folder / "a.safetensors", "-o", back).code == 2
     good("modelspec", "thumbnail", folder / "a.safetensors", "-o", back, "--overwrite")
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_modelspec_thumbnail_rejects_an_image_that_is_not_whole(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    image, file = base64.b64decode(IMAGES[kind]), tmp_path / f"duck.{kind}"
+    assert images.size_of(image) == (2, 3)
+    for end in range(len(image)):
+        with pytest.raises(ValueError, match=r"is truncated|is not a JPEG"):
+            images.size_of(image[:end])
+    file.write_bytes(image + b"<script>")
+    ended = run("modelspec", "set", folder, "--thumbnail", file)
+    assert (ended.code, ended.out) == (2, "")
+    assert "continues for 8 bytes after the end of the image" in ended.err
+    file.write_bytes(image)
+    good("modelspec", "set", folder / "a.safetensors", "--thumbnail", file)
+
+
+@pytest.mark.parametrize(
+    ("image", "why"),
+    [
+        (b"GIF89a=1;<script>alert(1)</script>", "is damaged: a block has an unknown type"),
+        (b"GIF89a\1\0\1\0\0\0\0;", "contains no picture"),
+        (PNG.replace(b"x\x9c", b"x\x9d"), "is damaged: a checksum differs"),
+        (
+            base64.b64decode(IMAGES["jpeg"]).replace(b"\xff\xda", b"\xab\xda"),
+            "is damaged: a marker is missing",
+        ),
+        (b"RIFF\x04\0\0\0WEBP", "contains no picture"),
+    ],
+)
+def test_images_reports_what_is_wrong(image: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        images.size_of(image)
 
 
 def test_modelspec_thumbnail_rejects_other_files(folder: Path, tmp_path: Path) -> None:

@@ -590,6 +590,18 @@ def llama_nvfp4() -> Any:
     return quantised(transformer("llama", "BF16", **LLAMA3), nvfp4)
 
 
+@file(kind=None, base=None, rank=None, packing="NVFP4, 4 bit")
+def llama4_nvfp4() -> Any:
+    """The experts of a layer are one tensor, which ModelOpt packs along the rows."""
+    found = transformer("llama4_text", "BF16")
+    for name in [name for name in found if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, rows, columns = found.pop(name)[1]
+        found[name] = "U8", (experts, rows // 2, columns)
+        found[f"{name}_weight_scale"] = "F8_E4M3", (experts, rows // 16, columns)
+        found[f"{name}_weight_scale_2"] = "F32", ()
+    return found
+
+
 @file(kind="language model", base="Llama", rank=None, packing="compressed-tensors, packed")
 def llama_compressed() -> Any:
     return quantised(transformer("llama", "BF16", **LLAMA3), pack_quantized)

@@ -304,6 +304,41 @@ def nvfp4_of_modelopt(folder: Path) -> Array:
     return nvfp4(folder, is_divided=False)
 
 
+def nvfp4_of_experts(folder: Path, is_across: bool = False, wholes: int = 1) -> Array:
+    """Add the experts of a layer as one tensor in NVFP4. Return the values of all, below each other.
+
+    ModelOpt packs along the rows, with one number for all experts.
+    """
+    import ml_dtypes
+
+    random = numpy.random.default_rng(12)
+    experts, rows, columns = 3, 32, 48
+    numbers = random.integers(0, 16, (experts, rows, columns), dtype=numpy.uint8)
+    blocks = (experts, rows, columns // 16) if is_across else (experts, rows // 16, columns)
+    scales = (random.random(blocks) * 400).astype(ml_dtypes.float8_e4m3fn)
+    whole = (random.random(wholes) / 700).astype(numpy.float32)
+    low, high = (numbers[..., half::2] if is_across else numbers[:, half::2] for half in (0, 1))
+    packed = low | high << 4
+    write_raw(
+        folder / "model.safetensors",
+        {
+            "experts.up_proj": ("U8", packed.shape, packed.tobytes()),
+            "experts.up_proj_weight_scale": ("F8_E4M3", scales.shape, scales.tobytes()),
+            "experts.up_proj_weight_scale_2": ("F32", (wholes,), whole.tobytes()),
+        },
+    )
+    values = numpy.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], numpy.float32)
+    factors = scales.astype(numpy.float32) * whole[:, None, None]
+    factors = numpy.repeat(factors, 16, axis=2 if is_across else 1)
+    meant: Array = numpy.concatenate([values, -values])[numbers] * factors
+    return meant.reshape(-1, columns)
+
+
+def nvfp4_of_experts_across(folder: Path) -> Array:
+    """Add the same, packed along the columns, with a number for each expert. Return the values."""
+    return nvfp4_of_experts(folder, is_across=True, wholes=3)
+
+
 # The table of bitsandbytes for normally distributed numbers.
 NF4 = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),

@@ -119,6 +119,15 @@ def test_names_break_at_dots_only(viewed: Opener) -> None:
     assert all(line.endswith(".") for line in lines[:-1])
 
 
+def test_narrow_screen_has_all_buttons_in_one_line(viewed: Opener) -> None:
+    page = viewed(minilm(), viewport={"width": 360, "height": 700}).page
+    boxes = [button.bounding_box() for button in page.locator("nav button").all()]
+    assert len(boxes) == 6
+    assert {box["y"] for box in boxes} == {boxes[0]["y"]}
+    page.get_by_role("button", name="Keys").click()
+    assert page.get_by_role("dialog").is_visible()
+
+
 def test_forced_colours_leave_selection_and_bars(viewed: Opener) -> None:
     look = viewed(minilm(), forced_colors="active")
     colour = "(selector) => getComputedStyle(document.querySelector(selector)).backgroundColor"

@@ -245,6 +245,12 @@ QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
     ),
     "nvfp4": (made_models.nvfp4, "layer.0.weight_packed", "NVFP4"),
     "nvfp4 of ModelOpt": (made_models.nvfp4_of_modelopt, "layer.0.weight", "NVFP4"),
+    "nvfp4 of experts": (
+        made_models.nvfp4_of_experts,
+        "experts.up_proj",
+        "NVFP4, packed along the rows",
+    ),
+    "nvfp4 of experts, across": (made_models.nvfp4_of_experts_across, "experts.up_proj", "NVFP4"),
     "nf4": (made_models.nf4, "layer.0.weight", "bitsandbytes, NF4"),
     "nf4 nested": (made_models.nf4_nested, "layer.0.weight", "bitsandbytes, NF4, scales quantised"),
     "llm.int8": (made_models.llm_int8, "layer.0.weight", "bitsandbytes, 8 bits"),
@@ -299,7 +305,10 @@ def decoded(look: Look) -> Array:
     return numpy.load(waited.value.path())
 
 
-@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4", "nvfp4 of ModelOpt", "nf4", "nf4 nested", "llm.int8"])
+EXACT = [scheme for scheme in QUANTISED if scheme.startswith(("mxfp4", "nvfp4", "nf4", "llm.int8"))]
+
+
+@pytest.mark.parametrize("scheme", EXACT)
 def test_viewer_dequantizes_every_bit(viewed: Opener, tmp_path: Path, scheme: str) -> None:
     make, name, _ = QUANTISED[scheme]
     meant = make(tmp_path)

@@ -326,6 +326,13 @@ def test_overview_shows_metadata_cards(viewed: Opener, tmp_path: Path) -> None:
     assert facts["architecture"] == "stable-diffusion-v1/lora"
 
 
+def test_overview_replaces_a_thumbnail_that_is_no_image(viewed: Opener, tmp_path: Path) -> None:
+    metadata = {"modelspec.title": "A model", "modelspec.thumbnail": f"data:image/png;base64,{PNG[:40]}"}
+    look = viewed(save(tmp_path / "model.safetensors", transformer(1), metadata))
+    look.wait("The thumbnail is not a whole image.")
+    assert look.page.locator("main img").count() == 0
+
+
 def test_overview_shows_hostile_names_as_text(viewed: Opener, tmp_path: Path) -> None:
     path = hostile(tmp_path / "hostile.safetensors")
     look = viewed(path)

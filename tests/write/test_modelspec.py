@@ -34,9 +34,9 @@ def found(pairs: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def jpeg(width: int, height: int) -> str:
-    """Return the start of a JPEG as a data URL. It contains the size of the picture."""
-    frame = struct.pack(">BHHB", 8, height, width, 3)
-    image = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc0\x00\x11" + frame + bytes(10)
+    """Return a JPEG without pixels as a data URL. It contains the size of the picture."""
+    frame = struct.pack(">BHHB", 8, height, width, 3) + bytes(9)
+    image = b"\xff\xd8\xff\xe0\x00\x04ab\xff\xff\xc0\x00\x11" + frame + b"\xff\xda\x00\x02\xff\xd9"
     return "data:image/jpeg;base64," + base64.b64encode(image).decode()
 
 
@@ -98,7 +98,17 @@ def test_validate_reports_a_malformed_value(key: str, text: str, severity: str) 
 
 
 def test_validate_reports_a_hostile_thumbnail() -> None:
-    for tail in (b"", b"\xff", b"\xff\xe0", b"\xff\xe0\x00\x00" * 1000, b"\xff" * 1000):
+    whole = base64.b64decode(jpeg(256, 256).partition(",")[2])[2:]
+    tails = (
+        b"",
+        b"\xff",
+        b"\xff\xe0",
+        b"\xff\xe0\x00\x00" * 1000,
+        b"\xff" * 1000,
+        whole[:-2],
+        whole + b"<script>",
+    )
+    for tail in tails:
         text = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8" + tail).decode()
         assert found(MUST | SHOULD | {"modelspec.thumbnail": text}) == [("error", "thumbnail")], tail[:10]
 

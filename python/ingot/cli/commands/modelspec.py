@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import fields
@@ -12,6 +11,7 @@ from difflib import get_close_matches
 import click
 
 from ingot import modelspec
+from ingot._base import images
 from ingot._base.checks import is_durable
 from ingot._native import replace_file, shown_url
 from ingot.cli import arguments
@@ -169,25 +169,12 @@ def thumbnail(path: str, output: str, existing: Existing) -> int:
         image = b64decode(data, validate=True)
     except ValueError:
         image = b""
-    if not comma or _type_of(image) is None or not head.endswith(";base64"):
+    if not comma or images.type_of(image) is None or not head.endswith(";base64"):
         raise click.UsageError(f"{name}: {_THUMBNAIL} is not a data URL of a JPEG, PNG, WebP or GIF")
     target = arguments.target(output, existing)
     replace_file(target, [image], durable=is_durable(None), **existing._asdict())
-    click.echo(f"wrote {shown(output)}: {_type_of(image)}, {nbytes(len(image))}")
+    click.echo(f"wrote {shown(output)}: {images.type_of(image)}, {nbytes(len(image))}")
     return 0
-
-
-# The first bytes of the images that browsers show.
-_IMAGES = {
-    "image/jpeg": rb"\xff\xd8\xff",
-    "image/png": rb"\x89PNG\r\n\x1a\n",
-    "image/webp": rb"RIFF....WEBP",
-    "image/gif": rb"GIF8[79]a",
-}
-
-
-def _type_of(image: bytes) -> str | None:
-    return next((kind for kind, start in _IMAGES.items() if re.match(start, image, re.DOTALL)), None)
 
 
 def _data_url(file: str) -> str:
@@ -197,13 +184,15 @@ def _data_url(file: str) -> str:
         raise click.UsageError(f"{shown(file)}: is not a regular file")
     with open(file, "rb") as opened_file:
         image = opened_file.read(_MOST_THUMBNAIL + 1)
-    kind = _type_of(image)
-    if kind is None:
-        raise click.UsageError(f"{shown(file)}: is not a JPEG, PNG, WebP or GIF")
-    if len(image) > _MOST_THUMBNAIL:
+    kind = images.type_of(image)
+    if kind is not None and len(image) > _MOST_THUMBNAIL:
         raise click.UsageError(
             f"{shown(file)}: is larger than {nbytes(_MOST_THUMBNAIL)}: a thumbnail is best a JPEG of 256x256"
         )
+    try:
+        images.size_of(image)
+    except ValueError as fault:
+        raise click.UsageError(f"{shown(file)}: {fault}") from None
     return f"data:{kind};base64,{b64encode(image).decode('ascii')}"
 
 
