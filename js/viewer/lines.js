@@ -92,20 +92,25 @@ export function asNumbers(dtype, values) {
   return dtype.endsWith("64") && dtype !== "F64" ? Float64Array.from(values, Number) : values;
 }
 
-/** Values as text, with enough digits to distinguish neighbouring values. */
+/** Values as texts, from which NumPy reads the same values. */
 export function asTexts(dtype, values) {
-  if (dtype === "C64") {
-    return Array.from(
-      { length: values.length / 2 },
-      (_, n) => `${short(values[2 * n])}${values[2 * n + 1] < 0 ? "−" : "+"}${short(Math.abs(values[2 * n + 1]))}i`,
-    );
-  }
-  return Array.from(
-    values,
-    dtype.startsWith("F") || dtype === "BF16" ? (value) => (dtype === "F64" ? String(value) : short(value)) : String,
-  );
+  const text = dtype.startsWith("F") || dtype === "BF16" ? (dtype === "F64" ? exact : short) : String;
+  if (dtype !== "C64") return Array.from(values, text);
+  return Array.from({ length: values.length / 2 }, (_, n) => {
+    const [real, imaginary] = [short(values[2 * n]), short(values[2 * n + 1])];
+    return `${real}${imaginary.startsWith("-") ? "" : "+"}${imaginary}j`;
+  });
 }
 
+function exact(value) {
+  return Object.is(value, -0) ? "-0" : String(value);
+}
+
+/** The fewest digits that distinguish a number from other floats of 32 bits. */
 function short(value) {
-  return Object.is(value, -0) ? "-0" : String(Number(value.toPrecision(8)));
+  for (const digits of [7, 8, 9]) {
+    const found = Number(value.toPrecision(digits));
+    if (Math.fround(found) === value && value !== 0) return String(found);
+  }
+  return exact(value);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,11 +153,6 @@ def test_viewer_labels_a_sample(viewed: Opener) -> None:
     assert found["std"] == pytest.approx(float(array.std()), rel=0.1)
 
 
-def complex_of(text: str) -> complex:
-    real, sign, imaginary = re.fullmatch(r"(-?[^+−]+)([+−])(.+)i", text).groups()  # type: ignore[union-attr]
-    return complex(float(real), float(imaginary) * (1 if sign == "+" else -1))
-
-
 def test_viewer_values_equal_ml_dtypes(viewed: Opener, every: Path) -> None:
     look = viewed(every, modules=True)
     # No library has 6-bit floats: the tests of the decoder have them.
@@ -181,7 +175,7 @@ def test_viewer_values_equal_ml_dtypes(viewed: Opener, every: Path) -> None:
         array = arrays[name].reshape(-1)
         assert len(texts) == ELEMENTS, name
         if array.dtype.kind == "c":
-            values = numpy.array([complex_of(text) for text in texts])
+            values = numpy.array([complex(text) for text in texts])
             numpy.testing.assert_allclose(values.view(float), array.view(numpy.float32), rtol=1e-7)
         elif array.dtype.kind in "iub":
             assert [int(text) for text in texts] == [

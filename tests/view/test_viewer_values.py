@@ -135,6 +135,33 @@ def test_npy_holds_every_value(viewed: Opener, tmp_path: Path) -> None:
             numpy.testing.assert_array_equal(found, own, name)
 
 
+def test_csv_holds_every_value(viewed: Opener, tmp_path: Path) -> None:
+    random = numpy.random.default_rng(2)
+    arrays: Arrays = {}
+    for dtype in DTYPES:
+        kind = numpy.dtype(getattr(ml_dtypes, dtype, dtype))
+        data = random.integers(0, 2 if dtype == "bool" else 256, 600 * kind.itemsize, dtype=numpy.uint8)
+        arrays[dtype] = data.view(kind).reshape(60, 10)
+    zeros = numpy.array([[0.0, -0.0, numpy.inf, -numpy.inf, numpy.nan]])
+    arrays["zeros"] = zeros
+    both = numpy.stack([zeros, zeros[:, ::-1]], axis=-1).astype(numpy.float32)
+    arrays["parts"] = both.view(numpy.complex64)[..., 0]
+    look = viewed(save(tmp_path / "model.safetensors", arrays), at="t=zeros&view=values")
+    for name, array in arrays.items():
+        look.page.evaluate("(name) => { location.hash = `t=${name}&view=values`; }", name)
+        look.page.wait_for_function(
+            "(name) => document.querySelector('main h2').textContent === name", arg=name
+        )
+        kind = array.dtype if array.dtype.isbuiltin == 1 and array.dtype != bool else numpy.dtype("float32")
+        csv = io.BytesIO(saved(look, "Save this slice as CSV"))
+        found = numpy.loadtxt(csv, delimiter=",", dtype=kind, ndmin=2)
+        with numpy.errstate(all="ignore"):
+            numpy.testing.assert_array_equal(found, array.astype(kind), name)
+        if kind.kind == "f":
+            known = ~numpy.isnan(found)
+            assert (numpy.signbit(found) == numpy.signbit(array.astype(kind)))[known].all(), name
+
+
 def test_histogram_keeps_its_scale(viewed: Opener) -> None:
     look = viewed(minilm(), at="t=pooler.dense.weight")
     linear = look.page.locator("main figure canvas").screenshot()

@@ -96,7 +96,7 @@ class _Pixels:
         return self._stream.eof
 
 
-# Markers of JPEG: start of scan, end of image, and those of frames, which contain the size.
+# Markers of JPEG: start of scan, end of image, and frames, which contain the size.
 _SCAN, _END = 0xDA, 0xD9
 _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 # Markers without a length.
