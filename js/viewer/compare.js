@@ -240,9 +240,9 @@ export class Comparison {
       const found = await this.#distances(this.pairs, { signal: controller.signal, onProgress });
       this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.told = `${whole(found.length)} tensors compared in ${((performance.now() - started) / 1000).toFixed(2)} s: ${
-        many(differing, "differs", "differ")
-      } in values.`;
+      this.told = `${many(found.length, "tensor", "tensors")} compared in ${
+        ((performance.now() - started) / 1000).toFixed(2)
+      } s: ${many(differing, "differs", "differ")} in values.`;
     } catch (error) {
       controller.abort();
       // Another run took over.

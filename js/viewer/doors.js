@@ -2,7 +2,7 @@
 // `Table` over sources of one interface. Each source has a `wire`, from which a worker opens the same file.
 
 import { hubUrl } from "../src/address.js";
-import { escapeName, SafetensorError } from "../src/errors.js";
+import { compareNames, escapeName, SafetensorError } from "../src/errors.js";
 import { readIndex, readModel } from "../src/model.js";
 import { knownBy, openSource } from "../src/source.js";
 import { Table } from "./table.js";
@@ -31,17 +31,16 @@ async function remote(url, options = {}) {
   return source;
 }
 
-/** Opens the files of one model: the files of a folder, or a single one. */
+/** Opens the files of one model: the files of a folder, or a single one. Browsers list a folder in any order. */
 export async function fromFiles(files) {
+  const pathOf = (file) => file.webkitRelativePath || file.name;
   const own = [...files].filter((file) =>
     /\.(safetensors|bt|index\.json)$|(^|\/)config\.json$/.test(file.name) || files.length === 1
   );
-  const chosen = own.length > 0 ? own : [...files];
+  const chosen = (own.length > 0 ? own : [...files]).sort((a, b) => compareNames(pathOf(a), pathOf(b)));
   for (const file of chosen) file.wire = { blob: file };
-  return tableOf(
-    chosen,
-    chosen.length === 1 ? chosen[0].name : (chosen[0].webkitRelativePath || chosen[0].name).split("/")[0],
-  );
+  const named = chosen.find((file) => file.name.endsWith(".index.json")) ?? chosen[0];
+  return tableOf(chosen, chosen.length === 1 ? named.name : pathOf(named).split("/")[0]);
 }
 
 /** Opens an address: a file, an index, a folder with a slash at its end, or a repository of the Hub. */

@@ -50,13 +50,24 @@ export function listenForDrops({ open, fail, openName }) {
     }));
     try {
       const files = await Promise.all(dropped.map(filesOfItem));
-      if (files.flat().length === 0) return;
+      if (files.flat().length === 0) {
+        // Text that is dragged has no entry.
+        const folder = dropped.find(({ entry }) => entry?.isDirectory);
+        if (folder) throw noFiles(folder.entry);
+        return;
+      }
       if (areTwoModels(dropped, files)) await open(files, 0);
       else await open([files.flat()], place);
     } catch (error) {
       fail(error);
     }
   });
+}
+
+/** Browsers skip symbolic links in a dropped folder. */
+function noFiles({ name }) {
+  const why = `the dropped folder \`${escapeName(name)}\` has no files that the browser can read`;
+  return Object.assign(new Error(why), { code: "no-checkpoint" });
 }
 
 /** Two items are two models if each is a folder, or a file that is no shard. */

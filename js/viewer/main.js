@@ -341,9 +341,13 @@ class Page {
 
   /** Opens the files of one model, or of two that are compared. */
   #files(models, place) {
-    models.forEach(remember);
     const changes = models.length === 2 ? { go: "compare" } : {};
-    return this.open(models.map((files) => () => fromFiles(files)), changes, place);
+    const door = (files) => async () => {
+      const table = await fromFiles(files);
+      remember(files);
+      return table;
+    };
+    return this.open(models.map(door), changes, place);
   }
 
   // --- Keys ---

@@ -9,6 +9,7 @@ import numpy
 import pytest
 
 from support.models import Arrays, minilm, save
+from support.shards import INDEX, NAMES, checkpoint
 from view.conftest import Look, Opener
 
 WIDTH = "() => document.querySelector('aside').getBoundingClientRect().width"
@@ -176,3 +177,34 @@ def test_drop_of_two_models_compares_them(opened_by_hand: Look, tmp_path: Path) 
     drag(look, "drop", 300, *paths)
     look.wait("Comparison")
     look.wait("b.safetensors")
+
+
+def drop(look: Look, *paths: Path) -> None:
+    for kind in ("dragEnter", "dragOver", "drop"):
+        drag(look, kind, 300, *paths)
+
+
+def test_drop_of_a_folder_without_files_shows_a_card(opened_by_hand: Look, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    drop(opened_by_hand, tmp_path / "empty")
+    opened_by_hand.wait("the dropped folder `empty` has no files that the browser can read")
+
+
+def test_drop_of_shards_is_named_after_their_index(opened_by_hand: Look, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in (*NAMES[:2], INDEX)]
+    for name, data in checkpoint(names=NAMES[:2]).items():
+        (tmp_path / name).write_bytes(data)
+    drop(opened_by_hand, *files)
+    opened_by_hand.wait("4 tensors")
+    assert opened_by_hand.page.inner_text("main h2") == "model.safetensors.index.json"
+
+
+def test_drop_remembers_only_files_that_open(opened_by_hand: Look, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("none")
+    drop(opened_by_hand, tmp_path / "notes.txt")
+    opened_by_hand.wait("too-short")
+    assert "Opened before" not in opened_by_hand.text()
+    drop(opened_by_hand, two_models(tmp_path)[0])
+    opened_by_hand.wait("a.safetensors")
+    opened_by_hand.page.get_by_role("button", name="Open…").click()
+    opened_by_hand.wait("Opened before: a.safetensors")
