@@ -27,6 +27,7 @@ TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from . import dcp as dcp
     from . import flax as flax
+    from . import lora as lora
     from . import mlx as mlx
     from . import modelspec
     from . import numpy as numpy
@@ -147,6 +148,7 @@ _LATER = {
 _MODULES = {
     "dcp": "torch",
     "flax": "jax",
+    "lora": "numpy",
     "mlx": "mlx.core",
     "modelspec": "ingot",
     "numpy": "numpy",

@@ -15,6 +15,7 @@ Every class is a `SafetensorError`, and also the builtin exception that fits, so
     │   └── SharedMemoryError   RuntimeError  tensors that share memory
     ├── DtypeError              TypeError     a dtype or a shape that the framework cannot hold
     ├── ConversionError         ValueError    a file of another format that cannot be converted
+    ├── AdapterError            ValueError    an adapter (LoRA) that cannot be merged or converted
     ├── DeviceError             RuntimeError  a GPU that cannot be used
     ├── RankError               RuntimeError  another rank of the job failed, or is gone
     ├── OptionError             ValueError    an argument that is not one of the choices
@@ -35,6 +36,7 @@ else:
     Any = object
 
 __all__ = [
+    "AdapterError",
     "CheckpointError",
     "ClosedError",
     "ConversionError",
@@ -203,6 +205,13 @@ class DtypeError(SafetensorError, TypeError):
 
 class ConversionError(SafetensorError, ValueError):
     """A file of another format cannot be converted: it is damaged or hostile, or has values without a dtype.
+
+    Nothing has been written.
+    """
+
+
+class AdapterError(SafetensorError, ValueError):
+    """An adapter cannot be merged or converted: it is incomplete, of an unknown kind, or of another base.
 
     Nothing has been written.
     """

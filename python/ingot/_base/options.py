@@ -178,6 +178,7 @@ WORDS = {
     "how": ("auto", "server", "page"),
     "on_duplicate": ("error", "first", "last"),
     "orphaned": ("refuse", "finish"),
+    "to": ("peft", "kohya", "diffusers"),
 }
 
 # How the value of an option is checked and converted, for every function.

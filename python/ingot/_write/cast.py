@@ -132,11 +132,11 @@ def cast(
     how, reading = Saving.among(cast, given), Loading.among(given)
     path = fsdecode(given["destination"])
     with closing(open_source(source, reading)) as checkpoint:
-        state, numbers = _state(checkpoint)
+        state, numbers = state_of(checkpoint)
         chosen = _chosen(checkpoint, given["keys"]) - numbers
         plan = _Plan(checkpoint, given["dtype"], chosen, reading.threads)
         how.existing.check(path)
-        pairs = united(_metadata(checkpoint)) if metadata is KEPT else how.metadata
+        pairs = united(metadata_of(checkpoint)) if metadata is KEPT else how.metadata
         records, kind = {**state, **rendered(recorded(checkpoint.shared()))}, format_for(path, format)
         writer = _native.Writer.create(path, plan.specs(), pairs, kind, records=records, **how.of_new_file())
         with closing(writer), reporting_on(how.progress, "Casting", path) as tell:
@@ -152,7 +152,7 @@ def cast(
 def planned(source: Source, destination: Path, dtype: Dtype, *, keys: Keys | None = None) -> Cast:
     """Return the result of `cast`, without writing."""
     with closing(open_source(source, Loading())) as checkpoint:
-        names = _chosen(checkpoint, checked_keys("keys", keys)) - _state(checkpoint)[1]
+        names = _chosen(checkpoint, checked_keys("keys", keys)) - state_of(checkpoint)[1]
         path = fsdecode(_native.local_path(destination))
         return _Plan(checkpoint, float_code(dtype), names).report(path)
 
@@ -163,7 +163,7 @@ def _chosen(checkpoint: Checkpoint, keys: Selector | None) -> set[str]:
     return {shared[name][0] if name in shared else name for name in select(checkpoint, keys)}
 
 
-def _state(checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+def state_of(checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
     """Return the record of a training state, and the tensors that are its lists of numbers.
 
     A list keeps its dtype, by which `load_state` knows the type of its numbers. A broken state is left out.
@@ -226,6 +226,7 @@ class _Plan:
 # The bytes of tensors in memory form.
 
 
-def _metadata(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
+def metadata_of(checkpoint: Checkpoint) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the metadata of each file and of the index, each with its path."""
     index = checkpoint.metadata() if checkpoint.is_sharded else None
     return of_one(checkpoint.path or "<buffer>", checkpoint.shard_metadata(), index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Unpack
@@ -11,10 +12,10 @@ from ingot._base.checks import Leniency, format_for
 from ingot._base.keys import NamedTensors, not_found, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import Several, reporting_on
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, located
 from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources
 from ingot._read.door import open_checkpoint
-from ingot.errors import OptionError, SaveError
+from ingot.errors import AdapterError, OptionError, SaveError
 from ingot.typing import Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
@@ -166,6 +167,8 @@ def merge(
         The destination exists, and `overwrite` is not set.
     OSError, HeaderError, CheckpointError
         A source cannot be opened, or breaks a rule of its format.
+    AdapterError
+        Some of the sources are adapters, and others are not (``code`` is ``"adapter"``).
     TensorNotFoundError
         A name or pattern of `keys` or `drop` matches nothing.
     SafetensorError
@@ -205,6 +208,7 @@ def merge(
         raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
     path: str | bytes = given["destination"]
     held = opened(listed, Loading.among(given))
+    _refuse_adapter(held)
     picks = [(at, *pick) for at in range(len(held)) for pick in enumerate(held.names(at))]
     if keys is not None or drop is not None:
         infos = chain.from_iterable(map(held.infos, range(len(held))))
@@ -402,6 +406,19 @@ def split(
     with reporting_on(how.saving.progress, "Splitting", held.path(0)) as tell:
         steps = Several(tell, sum(sizes))
         write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
+
+
+# The names of tensors by which LoRA, LoHa and LoKr are known.
+_ADAPTED = re.compile(r"[._](lora_(A|B|down|up)|lora\.(down|up)|hada_w1_a|lokr_w[12](_a)?)(\.|$)")
+
+
+def _refuse_adapter(held: Sources) -> None:
+    """Raise if some sources are adapters of others, whose tensors would only be put beside each other."""
+    adapters = [at for at in range(len(held)) if any(map(_ADAPTED.search, held.names(at)))]
+    if 0 < len(adapters) < len(held):
+        reason = "is an adapter, whose tensors would be copied beside the model's, unmerged"
+        hint = "ingot.lora.merge, or `ingot lora merge`, adds it to the model"
+        raise located(AdapterError, f"{reason} — {hint}", code="adapter", path=held.path(adapters[0]))
 
 
 def _writing(function: Callable[..., Any], given: Mapping[str, Any]) -> Writing:

@@ -1,0 +1,337 @@
+"""Read an adapter: the modules that it changes, in the names of PEFT, kohya and diffusers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ingot import numpy as arrays
+from ingot._base.keys import select
+from ingot._base.options import Loading
+from ingot._base.text import _escaped, _quoted, located
+from ingot._native import Checkpoint, TensorInfo, is_url
+from ingot._read.door import open_source
+from ingot._read.inspect import file_beside
+from ingot._read.kind import ADAPTER_CONFIG
+from ingot._read.select import Wanted
+from ingot.errors import AdapterError
+from ingot.typing import Source
+
+if TYPE_CHECKING:
+    from ingot._base.keys import Selector
+
+# The end of a name, and the part of the module that the tensor is. PEFT may put the adapter's name into it.
+_NAMED = r"(?:\.(?!weight$|bias$)\w+)?"
+_PARTS = tuple(
+    (re.compile(rf"(?P<module>.+?){ending}$"), part)
+    for ending, part in (
+        (rf"\.lora_A{_NAMED}\.weight", "down"),
+        (rf"\.lora_B{_NAMED}\.weight", "up"),
+        (rf"\.lora_B{_NAMED}\.bias", "up_bias"),
+        (rf"\.lora_embedding_A{_NAMED}", "rows"),
+        (rf"\.lora_embedding_B{_NAMED}", "columns"),
+        (rf"\.lora_magnitude_vector{_NAMED}(?:\.weight)?", "magnitude"),
+        (r"\.lora_down\.weight", "down"),
+        (r"\.lora_up\.weight", "up"),
+        (r"\.lora_up\.bias", "up_bias"),
+        (r"\.lora_mid\.weight", "mid"),
+        (r"\.lora(?:_linear_layer)?\.down\.weight", "down"),
+        (r"\.lora(?:_linear_layer)?\.up\.weight", "up"),
+        (r"_lora\.down\.weight", "down"),
+        (r"_lora\.up\.weight", "up"),
+        (r"\.dora_scale", "magnitude"),
+        (r"\.alpha", "alpha"),
+        (r"\.diff", "difference"),
+        (r"\.diff_b", "bias_difference"),
+        *(
+            (rf"\.{name}{_NAMED}", name)
+            for name in (
+                *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
+                *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
+            )
+        ),
+    )
+)
+_PEFT = "base_model.model."
+# kohya's names of the parts of a pipeline, and diffusers'.
+KOHYA = re.compile(r"(?P<component>lora_unet|lora_te[123]?|lora_transformer|lora_prior|lycoris)_(?P<path>.+)")
+_DIFFUSERS = re.compile(
+    r"(?P<component>unet|transformer(?:_2)?|text_encoder(?:_[23])?|prior|diffusion_model)\.(?P<path>.+)"
+)
+# The parts of which a module must have all, or one of each list.
+_WHOLE = {
+    "LoRA": (["up"], ["down"]),
+    "embedding": (["rows"], ["columns"]),
+    "LoHa": (["hada_w1_a"], ["hada_w1_b"], ["hada_w2_a"], ["hada_w2_b"]),
+    "LoKr": (["lokr_w1", "lokr_w1_a"], ["lokr_w2", "lokr_w2_a"]),
+}
+_PAIRS = {"lokr_w1_a": "lokr_w1_b", "lokr_w2_a": "lokr_w2_b", "hada_t1": "hada_t2", "hada_t2": "hada_t1"}
+_PAIRS |= {"lokr_w1_b": "lokr_w1_a", "lokr_w2_b": "lokr_w2_a", "lokr_t2": "lokr_w2_a"}
+# The part whose first dimension is the rank.
+_RANKS = ("down", "rows", "hada_w1_b", "lokr_w2_b", "lokr_w1_b")
+# Settings of PEFT under which the tensors alone do not say what the adapted model computes.
+_UNSUPPORTED = (
+    "target_parameters",
+    "layer_replication",
+    "trainable_token_indices",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "monteclora_config",
+)
+# Ways to begin training that change the weights of the base.
+_CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga|eva_residual", re.IGNORECASE)
+
+
+class _Component(NamedTuple):
+    """The part of a pipeline that a name belongs to, and the rest of the name."""
+
+    name: str | None
+    path: str
+
+
+@dataclass(slots=True)
+class Module:
+    """The tensors of an adapter for one module of the base."""
+
+    name: str
+    """As in the adapter's tensors."""
+    component: str | None
+    path: str
+    """The name in the base, with ``_`` for ``.`` if `is_flat`."""
+    is_flat: bool
+    parts: dict[str, TensorInfo] = field(default_factory=dict)
+    alpha: float | None = None
+    rank: int | None = None
+    scaling: float = 1.0
+    fan_in_fan_out: bool = False
+
+    @property
+    def kind(self) -> str:
+        """The kind of the adapter: LoRA, LoCon, DoRA, LoHa, LoKr, full or bias."""
+        if "hada_w1_a" in self.parts:
+            return "LoHa"
+        if any(part.startswith("lokr_") for part in self.parts):
+            return "LoKr"
+        if "up" in self.parts or "rows" in self.parts:
+            if "magnitude" in self.parts:
+                return "DoRA"
+            down = self.parts.get("down")
+            return "LoCon" if down is not None and ("mid" in self.parts or len(down.shape) > 2) else "LoRA"
+        return "full"
+
+
+class Adapter:
+    """An open adapter."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Mapping[str, Any], chosen: list[str]) -> None:
+        self.checkpoint = checkpoint
+        self.path = checkpoint.path or "<buffer>"
+        self.metadata = _texts(checkpoint)
+        names = checkpoint.names()
+        is_peft = "peft_type" in config or any(name.startswith(_PEFT) for name in names)
+        is_kohya = not is_peft and any(map(KOHYA.match, names))
+        self.format = "peft" if is_peft else "kohya" if is_kohya else "diffusers"
+        self.modules: dict[str, Module] = {}
+        self.whole: dict[str, TensorInfo] = {}
+        """Tensors that replace a tensor of the base, by its name."""
+        self.others: list[str] = []
+        """Tensors whose meaning is unknown."""
+        self.config = config
+        self._check_config()
+        self._sort(map(checkpoint.info, chosen))
+        if not self.modules and not self.whole:
+            reason = "is not an adapter: no tensor has a name of PEFT, kohya or diffusers"
+            raise self.error(reason, "no-adapter")
+        self._scale()
+
+    def numbers(self, info: TensorInfo, dtype: str = "F64", rows: slice | None = None) -> Any:
+        """Return the values of a tensor, or some of its rows."""
+        wanted = Wanted([info.name], None if rows is None else [(rows,)], dtype)
+        return self.checkpoint.parts(wanted, arrays.wrap)[0]
+
+    def error(self, reason: str, code: str, tensor: str | None = None, **facts: Any) -> AdapterError:
+        """Return an error that names the file."""
+        return located(AdapterError, reason, code=code, path=self.path, tensor=tensor, **facts)
+
+    @property
+    def base(self) -> str | None:
+        """The name of the model that the adapter was trained on."""
+        keys = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name")
+        names = (self.config.get("base_model_name_or_path"), *map(self.metadata.get, keys))
+        return next((name for name in names if isinstance(name, str) and name), None)
+
+    def _sort(self, infos: Iterator[TensorInfo]) -> None:
+        """Assign each tensor to its module."""
+        for info in infos:
+            found = next(((found, part) for ending, part in _PARTS if (found := ending.match(info.name))), None)
+            if found is None:
+                self._keep_whole(info)
+                continue
+            name, part = found[0]["module"], found[1]
+            module = self.modules.get(name) or self._module(name)
+            if part in module.parts:
+                other = module.parts[part].name
+                reason = f"is the same part of its module as {_quoted(other)} — keys= or drop= chooses one"
+                raise self.error(reason, "ambiguous-module", info.name, found=other)
+            module.parts[part] = info
+            self.modules[name] = module
+        for module in self.modules.values():
+            self._check_parts(module)
+
+    def _keep_whole(self, info: TensorInfo) -> None:
+        if not info.name.startswith(_PEFT):
+            self.others.append(info.name)
+            return
+        name = re.sub(r"\.modules_to_save(\.\w+(?=\.))?|\.base_layer", "", info.name.removeprefix(_PEFT))
+        self.whole[name] = info
+
+    def _module(self, name: str) -> Module:
+        if self.format == "kohya" and (flat := KOHYA.match(name)):
+            return Module(name, flat["component"], flat["path"], is_flat=True)
+        if self.format == "peft":
+            path = re.sub(r"\.base_layer(?=\.|$)", "", name.removeprefix(_PEFT))
+            return Module(name, None, path, is_flat=False)
+        found = _DIFFUSERS.match(name)
+        component, path = (found["component"], found["path"]) if found else (None, name)
+        # The names of diffusers before 0.22.
+        if ".processor." in path:
+            path = path.replace(".processor.", ".")
+            path = f"{path}.0" if path.endswith(".to_out") else path
+        return Module(name, component, path, is_flat=False)
+
+    def _check_parts(self, module: Module) -> None:
+        parts = module.parts
+        needed: list[list[str]] = [[_PAIRS[part]] for part in parts if part in _PAIRS]
+        kind = module.kind
+        if kind in ("LoHa", "LoKr"):
+            needed += _WHOLE[kind]
+        elif "rows" in parts or "columns" in parts:
+            needed += _WHOLE["embedding"]
+        elif not parts.keys() & {"difference", "bias_difference"}:
+            needed += _WHOLE["LoRA"]
+        missing = next((one for one in needed if not parts.keys() & {*one}), None)
+        if missing is not None:
+            tensors = ", ".join(_quoted(info.name) for info in parts.values())
+            reason = f"module {_quoted(module.name)} has {tensors} without {' or '.join(missing)}"
+            raise self.error(f"{reason}: the file is incomplete", "incomplete-module", found=[*parts])
+
+    # How much each module adds.
+
+    def _check_config(self) -> None:
+        kind = str(self.config.get("peft_type", "LORA"))
+        if kind not in ("LORA", "LOHA", "LOKR"):
+            reason = f"peft_type {_quoted(kind)} is not an adapter of low rank: expected LORA, LOHA or LOKR"
+            raise self.error(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
+        setting = next((name for name in _UNSUPPORTED if self.config.get(name)), None)
+        if setting is not None:
+            reason = f"{ADAPTER_CONFIG} sets {setting}, which is not supported — merge it with peft"
+            raise self.error(reason, "unsupported-adapter", found=setting)
+        start = self.config.get("init_lora_weights")
+        if isinstance(start, str) and _CHANGES_BASE.match(start):
+            reason = (
+                f"init_lora_weights {_quoted(start)} changed the base before training, and the adapter "
+                "belongs to the changed one — save it with path_initial_model_for_weight_conversion= of peft"
+            )
+            raise self.error(reason, "unsupported-adapter", found=start)
+
+    def _scale(self) -> None:
+        of_components = _settings(self.metadata)
+        for module in self.modules.values():
+            module.rank = self._rank(module)
+            if "alpha" in module.parts:
+                module.alpha = float(self.numbers(module.parts["alpha"]).reshape(-1)[0])
+            settings = self.config or of_components.get(module.component or "", {})
+            if settings:
+                self._configure(module, settings)
+            elif self.format == "peft" and module.alpha is None and module.rank is not None:
+                reason = f"{ADAPTER_CONFIG} is missing, which holds the alpha that scales the adapter"
+                raise self.error(f"{reason} — put it beside the file", "unknown-alpha")
+            # LyCORIS ignores the alpha of LoKr with two full factors, which have no rank.
+            elif module.alpha is not None and module.rank:
+                module.scaling = module.alpha / module.rank
+
+    @staticmethod
+    def _rank(module: Module) -> int | None:
+        info = next((module.parts[part] for part in _RANKS if part in module.parts), None)
+        return info.shape[0] if info is not None and info.shape else None
+
+    def _configure(self, module: Module, config: Mapping[str, Any]) -> None:
+        """Apply a configuration of PEFT."""
+        rank = _of_pattern(config.get("rank_pattern"), module.path, config.get("r", module.rank))
+        default = config.get("lora_alpha", config.get("alpha", rank))
+        if module.alpha is None:
+            module.alpha = _of_pattern(config.get("alpha_pattern"), module.path, default)
+        if not _is_positive(rank) or not isinstance(module.alpha, (int, float)):
+            reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
+            facts = f"found {rank!r} and {module.alpha!r}"
+            raise self.error(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
+        if module.rank is None and module.kind != "LoKr":
+            return
+        if module.rank not in (None, rank):
+            reason = f"module {_quoted(module.name)} has rank {module.rank}, and {ADAPTER_CONFIG} says {rank}"
+            raise self.error(reason, "rank-mismatch", expected=rank, found=module.rank)
+        is_stabilised = bool(config.get("use_rslora")) and module.kind not in ("LoHa", "LoKr")
+        module.scaling = module.alpha / (math.sqrt(rank) if is_stabilised else rank)
+        module.fan_in_fan_out = bool(config.get("fan_in_fan_out"))
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _of_pattern(patterns: Any, path: str, default: Any) -> Any:
+    """Return the value of the first pattern that matches the end of a path, as PEFT does."""
+    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
+        if re.match(rf"(.*\.)?({pattern})$", path):
+            return value
+    return default
+
+
+def _texts(checkpoint: Checkpoint) -> dict[str, str]:
+    return {key: text for key, text in (checkpoint.metadata() or {}).items() if isinstance(text, str)}
+
+
+def _settings(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return the configurations that diffusers stores in the metadata, one of each component."""
+    try:
+        pairs = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+    except (ValueError, RecursionError):
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in pairs.items() if isinstance(pairs, dict) else ():
+        component, _, name = key.partition(".")
+        found.setdefault(component, {})[name] = value
+    return found
+
+
+def config_beside(path: str | None) -> dict[str, Any]:
+    """Return the contents of ``adapter_config.json`` beside a local file. Empty if there is none."""
+    file = None if path is None or is_url(path) else file_beside(path, ADAPTER_CONFIG)
+    if file is None:
+        return {}
+    try:
+        config = json.loads(file.data)
+    except (ValueError, RecursionError) as fault:
+        reason = f"is not JSON: {_escaped(str(fault))}"
+        raise located(AdapterError, reason, code="invalid-adapter-config", path=file.path) from fault
+    if not isinstance(config, dict):
+        reason = f"is not a JSON object: found {type(config).__name__}"
+        raise located(AdapterError, reason, code="invalid-adapter-config", path=file.path)
+    return config
+
+
+@contextmanager
+def opened(
+    source: Source, how: Loading, keys: Selector | None = None, drop: Selector | None = None
+) -> Iterator[Adapter]:
+    """Open an adapter for the block, with the selected tensors."""
+    with closing(open_source(source, how)) as checkpoint:
+        yield Adapter(checkpoint, config_beside(checkpoint.at), select(checkpoint, keys, drop))
+
