@@ -35,6 +35,7 @@ BUILTIN = {
     "SharedMemoryError": (ValueError, RuntimeError, errors.SaveError),
     "DtypeError": (TypeError,),
     "ConversionError": (ValueError,),
+    "AdapterError": (ValueError,),
     "OptionError": (ValueError,),
     "ClosedError": (ValueError,),
     "DeviceError": (RuntimeError,),

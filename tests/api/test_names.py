@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
+import ingot.lora
 import ingot.numpy
 from ingot import errors
 from ingot._base.frameworks import FRAMEWORKS
@@ -137,6 +138,7 @@ def objects(path: Path) -> dict[str, Any]:
         "Repair": ingot.repair(path, path.with_name("repaired"), overwrite=True),
         "Ranges": ingot.Ranges(Store(), "a"),
         "ModelSpec": ingot.modelspec.ModelSpec(title="a"),
+        "Merged": ingot.lora.Merged("path", ("a",), (), 1, 4),
         "inspect": ingot.inspect(path),
         "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
@@ -157,6 +159,7 @@ KINDS = [
     "Repair",
     "Ranges",
     "ModelSpec",
+    "Merged",
     "inspect",
     "TensorInfo",
     "Conversion",
@@ -189,7 +192,7 @@ def test_functions_have_public_modules(name: str) -> None:
     assert pickle.loads(pickle.dumps(found)) is found
 
 
-PUBLIC = ["errors", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
+PUBLIC = ["errors", "lora", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

@@ -10,6 +10,7 @@ import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,6 +23,7 @@ import torch
 
 import ingot
 import ingot.dcp
+import ingot.lora
 import ingot.numpy
 import ingot.torch
 from ingot import typing as groups
@@ -195,6 +197,27 @@ def checkpoint_io(source: Path, out: Path, /, **options: Any) -> None:
     plugin.teardown()
 
 
+# With names that `keys` and `drop` select in these tests.
+ADAPTER = bytearray(
+    ingot.numpy.save(
+        ARRAYS | {"lora_te_a.lora_up.weight": ARRAYS["a"], "lora_te_a.lora_down.weight": ARRAYS["a"][:3]}
+    )
+)
+
+
+def merge_adapter(source: Path, out: Path, /, **options: Any) -> None:
+    ingot.lora.merge(source, ADAPTER, out, **{"strict": False, **options})
+
+
+def convert_adapter(source: Path, out: Path, /, **options: Any) -> None:
+    adapter = source.with_name("adapter.safetensors")
+    if source.exists():
+        adapter.write_bytes(ADAPTER)
+    # An adapter has no tensors with such names.
+    with suppress(ingot.AdapterError):
+        ingot.lora.convert(adapter, out, "kohya", **options)
+
+
 # A call of each function with options, by its source and its destination.
 Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
@@ -234,6 +257,9 @@ CALLS: dict[str, Call] = {
     "ingot.verify": lambda source, out, /, **options: ingot.verify(source, **options),
     "ingot.warm": lambda source, out, /, **options: ingot.warm(source, **options),
     "ingot.view": lambda source, out, /, **options: ingot.view(source, **{"how": "page", **options}),
+    "ingot.lora.convert": convert_adapter,
+    "ingot.lora.info": lambda source, out, /, **options: ingot.lora.info(ADAPTER, **options),
+    "ingot.lora.merge": merge_adapter,
     "ingot.modelspec.read": lambda source, out, /, **options: ingot.modelspec.read(source, **options),
     "ingot.modelspec.validate": lambda source, out, /, **options: ingot.modelspec.validate(source, **options),
     "ingot.numpy.load_file": lambda source, out, /, **options: ingot.numpy.load_file(source, **options),
@@ -448,8 +474,8 @@ def test_write_options_name_the_nearest_key(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "overwrite" in row["yes"]])
 def test_overwrite_is_needed_to_replace_a_file(name: str, source: Path, tmp_path: Path) -> None:
-    if name == "ingot.dcp.Writer":
-        pytest.skip("torch saves by it, and it is not called here")
+    if name in ("ingot.dcp.Writer", "ingot.lora.convert"):
+        pytest.skip("it writes no file with these names")
     is_folder = name in ("ingot.split", "ingot.torch.save_sharded")
     out = tmp_path / "out" if is_folder else tmp_path / "model.safetensors"
     path = out / "model.safetensors" if is_folder else out
@@ -523,6 +549,7 @@ INTEGERS = {
 }
 # Errors about a value that would be valid for other files, or on other machines.
 OF_FILES = (
+    ingot.AdapterError,
     ingot.ConversionError,
     ingot.DeviceError,
     ingot.HeaderError,

@@ -29,6 +29,8 @@ OPTIONS = {
 # A folder of checkpoints has a vocabulary of its own: steps, metrics, and which steps stay. No other function
 # has these names, and programs that save single files do not meet them.
 OF_CHECKPOINTS = {"directory", "keep", "keep_every", "best", "step", "metrics", "signal"}
+# Adapters are added to a base, and are renamed for a library.
+OF_ADAPTERS = {"base", "adapter", "scale", "to"}
 # Functions for one library, which have its object and a directory of its own files.
 OF_LIBRARIES = {"accelerator"}
 API = public_api()
@@ -38,7 +40,7 @@ UPSTREAMS: dict[str, int] = {}
 
 def test_parameter_names_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     names = {name for function in API.values() for name in parameters(function)}
-    names -= OF_CHECKPOINTS | OF_LIBRARIES
+    names -= OF_CHECKPOINTS | OF_ADAPTERS | OF_LIBRARIES
     total = sum(len(parameters(function)) for function in API.values())
     keys = ", ".join(groups.WriteOptions.__annotations__)
     with capsys.disabled():

@@ -18,7 +18,7 @@ import pytest
 import ingot
 import ingot.numpy
 import ingot.typing
-from ingot import modelspec
+from ingot import lora, modelspec
 from ingot._base.report import Report
 from ingot._convert.formats import FORMATS
 from support.doors import public_functions
@@ -45,6 +45,8 @@ RESULTS: list[Any] = [
     ingot.Cast("path", "F16", ("a",), 1, 2),
     ingot.Download("path", 1, 1, None),
     modelspec.ModelSpec(title="t"),
+    lora.Merged("path", ("a",), (), 1, 4),
+    lora.Adapter("path", "LoRA", "peft", (4,), (8.0,), None, ("a",), (), 8),
 ]
 
 
@@ -118,7 +120,7 @@ def test_results_are_all_tested() -> None:
 CALLED = [
     name
     for name in FUNCTIONS
-    if name.startswith(("ingot.numpy.", "ingot.modelspec.")) or name.count(".") == 1
+    if name.startswith(("ingot.numpy.", "ingot.lora.", "ingot.modelspec.")) or name.count(".") == 1
 ]
 
 

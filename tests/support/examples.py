@@ -53,6 +53,7 @@ def run(name: str, thing: object, names: dict[str, Any]) -> None:
         pytest.importorskip(package)
     _save_model("model.safetensors", 0)
     _save_model("tuned.safetensors", 1)
+    _save_adapter("adapter.safetensors")
     test = doctest.DocTest(found, {"ingot": ingot, "numpy": numpy, **names}, name, None, None, None)
     printed: list[str] = []
     failed, _ = doctest.DocTestRunner(verbose=False).run(test, out=printed.append)
@@ -62,3 +63,13 @@ def run(name: str, thing: object, names: dict[str, Any]) -> None:
 def _save_model(path: str, first: int) -> None:
     rows = numpy.arange(first, first + 32, dtype="float32").reshape(8, 4)
     ingot.numpy.save_file({"wte": rows, "lm_head.weight": rows + 1}, path, {"format": "pt"})
+
+
+def _save_adapter(path: str) -> None:
+    name = "lora_te_lm_head"
+    factors = {
+        "lora_up.weight": numpy.ones((8, 2), "float32"),
+        "lora_down.weight": numpy.ones((2, 4), "float32"),
+    }
+    tensors = {f"{name}.{part}": factor for part, factor in factors.items()}
+    ingot.numpy.save_file({**tensors, f"{name}.alpha": numpy.array(4, "float32")}, path)

@@ -13,6 +13,7 @@ from ingot._adapters.face import Whole
 
 MODULES = (
     "ingot",
+    "ingot.lora",
     "ingot.modelspec",
     "ingot.numpy",
     "ingot.torch",

@@ -6,7 +6,7 @@ diffusers. Nothing is loaded whole: the base may be larger than the memory.
 >>> ingot.lora.info("adapter.safetensors").kind
 'LoRA'
 >>> ingot.lora.merge("model.safetensors", "adapter.safetensors", "merged.safetensors").changed
-('wte',)
+('lm_head.weight',)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from math import prod
+from math import isfinite, prod
 from os import fsdecode
 from typing import Any, Literal, Unpack
 
@@ -27,7 +27,7 @@ from ingot._base.text import brief
 from ingot._read.door import open_source
 from ingot._write.rearrange import KEPT
 from ingot.errors import OptionError
-from ingot.typing import CastOptions, Format, HeaderOptions, Keys, Path, ReplaceOptions, Source
+from ingot.typing import CastOptions, Format, HeaderOptions, Keys, Path, Source
 
 from ._adapter import Adapter as Opened
 from ._adapter import opened
@@ -110,20 +110,20 @@ def _scaled(given: Any) -> list[tuple[Any, float]]:
     if is_path(given) or not isinstance(given, (list, tuple)):
         return [(checked_source(given), 1.0)]
     if not given:
-        raise OptionError("expected an adapter or more, found none", code="no-sources")
+        raise OptionError("adapter: expected at least one, found none", code="no-sources")
     found = []
     for one in given:
         if not isinstance(one, (list, tuple)) or len(one) != 2:
-            raise TypeError(f"expected pairs of a source and its weight, found {brief(one)}")
-        found.append((checked_source(one[0]), _number(one[1])))
+            raise TypeError(f"adapter: expected pairs of a source and its weight, found {brief(one)}")
+        found.append((checked_source(one[0]), _number(one[1], "the weight of adapter")))
     return found
 
 
-def _number(given: Any) -> float:
+def _number(given: Any, option: str = "scale") -> float:
     if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise TypeError(f"expected a number, found {type(given).__name__}")
-    if given - given != 0:
-        raise OptionError(f"expected a finite number, found {given}", code="invalid-scale", found=given)
+        raise TypeError(f"{option} must be a number, found {type(given).__name__}")
+    if not isfinite(given):
+        raise OptionError(f"{option} must be finite, found {given}", code="invalid-scale", found=given)
     return float(given)
 
 
@@ -180,7 +180,7 @@ def merge(
     AdapterError
         The adapter is incomplete or of an unknown kind, its alpha is unknown, or it does not fit the base:
         a tensor matches nothing (``code`` is ``"unused-tensors"``), a shape differs (``"shape-mismatch"``),
-        or the base is quantised (``"quantized-base"``).
+        or the base is quantised (``"quantised-base"``).
     FileExistsError
         The destination exists, and `overwrite` is False.
     TensorNotFoundError
@@ -204,7 +204,7 @@ def merge(
     Examples
     --------
     >>> ingot.lora.merge("model.safetensors", "adapter.safetensors", "merged.safetensors", scale=0.5).changed
-    ('wte',)
+    ('lm_head.weight',)
     >>> both = [("adapter.safetensors", 0.7), ("adapter.safetensors", 0.3)]
     >>> ingot.lora.merge("model.safetensors", both, "both.safetensors").tensors
     2
@@ -224,9 +224,13 @@ def _planned(given: Mapping[str, Any]) -> Iterator[Plan]:
     """Open the base and the adapters of a merge for the block."""
     # The selection is of the adapters' tensors.
     reading = Loading.among(given)._replace(keys=None, drop=None)
+    of_adapter = reading._replace(backend="auto")
     with ExitStack() as stack:
         adapters = [
-            (stack.enter_context(opened(one, reading, given["keys"], given["drop"])), weight * given["scale"])
+            (
+                stack.enter_context(opened(one, of_adapter, given["keys"], given["drop"])),
+                weight * given["scale"],
+            )
             for one, weight in given["adapter"]
         ]
         plan = Plan(stack.enter_context(closing(open_source(given["base"], reading))), adapters)
@@ -281,7 +285,7 @@ def info(source: Source, **options: Unpack[HeaderOptions]) -> Adapter:
     --------
     >>> found = ingot.lora.info("adapter.safetensors")
     >>> found.format, found.ranks, found.alphas, found.modules
-    ('kohya', (2,), (4.0,), ('wte',))
+    ('kohya', (2,), (4.0,), ('lm_head',))
     """
     given: Any = checked(info, locals())
     with opened(source, Loading.among(given)) as adapter:
@@ -380,7 +384,6 @@ def convert(
         with reporting_on(how.progress, "Converting", path):
             renamed.write(path, renamed.metadata() if metadata is KEPT else how.metadata, how)
     return info(path)
-
 
 
 def renamed(

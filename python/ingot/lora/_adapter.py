@@ -146,9 +146,9 @@ class Adapter:
         self.config = config
         self._check_config()
         self._sort(map(checkpoint.info, chosen))
-        if not self.modules and not self.whole:
+        if not is_peft and not any(ending.match(name) for name in names for ending, _ in _PARTS):
             reason = "is not an adapter: no tensor has a name of PEFT, kohya or diffusers"
-            raise self.error(reason, "no-adapter")
+            raise self.refusal(reason, "no-adapter")
         self._scale()
 
     def numbers(self, info: TensorInfo, dtype: str = "F64", rows: slice | None = None) -> Any:
@@ -156,7 +156,7 @@ class Adapter:
         wanted = Wanted([info.name], None if rows is None else [(rows,)], dtype)
         return self.checkpoint.parts(wanted, arrays.wrap)[0]
 
-    def error(self, reason: str, code: str, tensor: str | None = None, **facts: Any) -> AdapterError:
+    def refusal(self, reason: str, code: str, tensor: str | None = None, **facts: Any) -> AdapterError:
         """Return an error that names the file."""
         return located(AdapterError, reason, code=code, path=self.path, tensor=tensor, **facts)
 
@@ -170,7 +170,9 @@ class Adapter:
     def _sort(self, infos: Iterator[TensorInfo]) -> None:
         """Assign each tensor to its module."""
         for info in infos:
-            found = next(((found, part) for ending, part in _PARTS if (found := ending.match(info.name))), None)
+            found = next(
+                ((found, part) for ending, part in _PARTS if (found := ending.match(info.name))), None
+            )
             if found is None:
                 self._keep_whole(info)
                 continue
@@ -179,7 +181,7 @@ class Adapter:
             if part in module.parts:
                 other = module.parts[part].name
                 reason = f"is the same part of its module as {_quoted(other)} — keys= or drop= chooses one"
-                raise self.error(reason, "ambiguous-module", info.name, found=other)
+                raise self.refusal(reason, "ambiguous-module", info.name, found=other)
             module.parts[part] = info
             self.modules[name] = module
         for module in self.modules.values():
@@ -204,6 +206,8 @@ class Adapter:
         if ".processor." in path:
             path = path.replace(".processor.", ".")
             path = f"{path}.0" if path.endswith(".to_out") else path
+        if ".self_attn.to_" in path:
+            path = f"{path.replace('.to_', '.')}_proj"
         return Module(name, component, path, is_flat=False)
 
     def _check_parts(self, module: Module) -> None:
@@ -220,7 +224,7 @@ class Adapter:
         if missing is not None:
             tensors = ", ".join(_quoted(info.name) for info in parts.values())
             reason = f"module {_quoted(module.name)} has {tensors} without {' or '.join(missing)}"
-            raise self.error(f"{reason}: the file is incomplete", "incomplete-module", found=[*parts])
+            raise self.refusal(f"{reason}: the file is incomplete", "incomplete-module", found=[*parts])
 
     # How much each module adds.
 
@@ -228,18 +232,18 @@ class Adapter:
         kind = str(self.config.get("peft_type", "LORA"))
         if kind not in ("LORA", "LOHA", "LOKR"):
             reason = f"peft_type {_quoted(kind)} is not an adapter of low rank: expected LORA, LOHA or LOKR"
-            raise self.error(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
+            raise self.refusal(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
         setting = next((name for name in _UNSUPPORTED if self.config.get(name)), None)
         if setting is not None:
             reason = f"{ADAPTER_CONFIG} sets {setting}, which is not supported — merge it with peft"
-            raise self.error(reason, "unsupported-adapter", found=setting)
+            raise self.refusal(reason, "unsupported-adapter", found=setting)
         start = self.config.get("init_lora_weights")
         if isinstance(start, str) and _CHANGES_BASE.match(start):
             reason = (
                 f"init_lora_weights {_quoted(start)} changed the base before training, and the adapter "
                 "belongs to the changed one — save it with path_initial_model_for_weight_conversion= of peft"
             )
-            raise self.error(reason, "unsupported-adapter", found=start)
+            raise self.refusal(reason, "unsupported-adapter", found=start)
 
     def _scale(self) -> None:
         of_components = _settings(self.metadata)
@@ -252,7 +256,7 @@ class Adapter:
                 self._configure(module, settings)
             elif self.format == "peft" and module.alpha is None and module.rank is not None:
                 reason = f"{ADAPTER_CONFIG} is missing, which holds the alpha that scales the adapter"
-                raise self.error(f"{reason} — put it beside the file", "unknown-alpha")
+                raise self.refusal(f"{reason} — put it beside the file", "unknown-alpha")
             # LyCORIS ignores the alpha of LoKr with two full factors, which have no rank.
             elif module.alpha is not None and module.rank:
                 module.scaling = module.alpha / module.rank
@@ -271,12 +275,12 @@ class Adapter:
         if not _is_positive(rank) or not isinstance(module.alpha, (int, float)):
             reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
             facts = f"found {rank!r} and {module.alpha!r}"
-            raise self.error(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
+            raise self.refusal(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
         if module.rank is None and module.kind != "LoKr":
             return
         if module.rank not in (None, rank):
             reason = f"module {_quoted(module.name)} has rank {module.rank}, and {ADAPTER_CONFIG} says {rank}"
-            raise self.error(reason, "rank-mismatch", expected=rank, found=module.rank)
+            raise self.refusal(reason, "rank-mismatch", expected=rank, found=module.rank)
         is_stabilised = bool(config.get("use_rslora")) and module.kind not in ("LoHa", "LoKr")
         module.scaling = module.alpha / (math.sqrt(rank) if is_stabilised else rank)
         module.fan_in_fan_out = bool(config.get("fan_in_fan_out"))
@@ -334,4 +338,3 @@ def opened(
     """Open an adapter for the block, with the selected tensors."""
     with closing(open_source(source, how)) as checkpoint:
         yield Adapter(checkpoint, config_beside(checkpoint.at), select(checkpoint, keys, drop))
-

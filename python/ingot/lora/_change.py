@@ -127,23 +127,26 @@ def flat_shape(shape: Sequence[int]) -> tuple[int, int]:
     return (shape[0], prod(shape[1:])) if shape else (1, 1)
 
 
-def change_of(adapter: Adapter, module: Module, info: TensorInfo, dtype: str, read: Any, block: int) -> Change:
+def change_of(
+    adapter: Adapter, module: Module, info: TensorInfo, dtype: str, read: Any, block: int
+) -> Change:
     """Return what a module adds to the tensor `info` of the base.
 
     `read` returns rows of the base, in the `dtype` of the computation. At most `block` rows are computed at
     a time.
     """
-    change = _change(adapter, module, info, dtype)
+    change: Any = _change(adapter, module, info, dtype)
     fits = prod(change.shape) == prod(info.shape) and change.shape[0] == flat_shape(info.shape)[0]
     if not fits:
         reason = (
             f"module {_quoted(module.name)} changes a weight of {_shown(change.shape)}, "
             f"and {_quoted(info.name)} of the base has the shape {list(info.shape)}"
         )
-        raise adapter.error(reason, "shape-mismatch", info.name, expected=info.shape, found=change.shape)
-    if "magnitude" not in module.parts:
-        return change
-    return _decomposed(adapter, module, info, change, read, block)
+        raise adapter.refusal(reason, "shape-mismatch", info.name, expected=info.shape, found=change.shape)
+    if "magnitude" in module.parts:
+        return _decomposed(adapter, module, info, change, read, block)
+    found: Change = change
+    return found
 
 
 def _shown(shape: tuple[int, int]) -> str:
@@ -167,7 +170,7 @@ def _change(adapter: Adapter, module: Module, info: TensorInfo, dtype: str) -> A
     except ValueError as fault:
         shapes = ", ".join(f"{part} {list(one.shape)}" for part, one in parts.items())
         reason = f"module {_quoted(module.name)}: the shapes of its tensors do not fit together: {shapes}"
-        raise adapter.error(reason, "shape-mismatch", found=shapes) from fault
+        raise adapter.refusal(reason, "shape-mismatch", found=shapes) from fault
 
 
 _OTHERS = ("alpha", "magnitude", "up_bias", "bias_difference", "difference")
@@ -231,7 +234,7 @@ def _decomposed(
     ) * inner == width
     if len(magnitude) != (width // inner if is_of_columns else height):
         reason = f"has {len(magnitude)} magnitudes, which do not fit the shape {list(info.shape)} of the base"
-        raise adapter.error(reason, "shape-mismatch", stored.name, expected=info.shape, found=stored.shape)
+        raise adapter.refusal(reason, "shape-mismatch", stored.name, expected=info.shape, found=stored.shape)
     squares = numpy.zeros(width if is_of_columns else height)
     for begin in range(0, height, block):
         end = min(begin + block, height)

@@ -112,21 +112,23 @@ class Renamed:
         if to == "peft" and len(self._components) > 1:
             found = ", ".join(sorted(map(str, self._components)))
             reason = f"an adapter of PEFT is for one model, and the file has modules of {found}"
-            raise adapter.error(f"{reason} — keys= or drop= chooses one", "several-components", found=found)
+            raise adapter.refusal(f"{reason} — keys= or drop= chooses one", "several-components", found=found)
         self.paths = {name: path for name, (_, path) in modules.items()}
         self.new = [
             new
             for name, module in adapter.modules.items()
             for new in self._of_module(module, self._name(*modules[name]))
         ]
-        self.new += [New(f"base_model.model.{n}", i.dtype, i.shape, None, i) for n, i in adapter.whole.items()]
+        self.new += [
+            New(f"base_model.model.{n}", i.dtype, i.shape, None, i) for n, i in adapter.whole.items()
+        ]
 
     def _check(self) -> None:
         adapter = self.adapter
         if adapter.others:
             shown = ", ".join(map(_quoted, adapter.others[:3]))
             reason = f"{plural(len(adapter.others), 'tensor')} have no name of an adapter: {shown}"
-            raise adapter.error(f"{reason} — drop= leaves them out", "unused-tensors", found=adapter.others)
+            raise adapter.refusal(f"{reason} — drop= leaves them out", "unused-tensors", found=adapter.others)
         if adapter.whole and self.to != "peft":
             raise self._lacks("tensors that replace the base's", next(iter(adapter.whole.values())).name)
         if adapter.config.get("fan_in_fan_out") and self.to != "peft":
@@ -134,7 +136,7 @@ class Renamed:
 
     def _lacks(self, what: str, tensor: str | None) -> AdapterError:
         reason = f"the format {self.to} has no names for {what} — drop= leaves tensors out"
-        return self.adapter.error(reason, "no-name", tensor, expected=self.to)
+        return self.adapter.refusal(reason, "no-name", tensor, expected=self.to)
 
     def _located(self, module: Module) -> tuple[str | None, str]:
         """Return the part of a pipeline and the path of a module, in the names of diffusers."""
@@ -145,8 +147,10 @@ class Renamed:
             component = _FROM_KOHYA.get(component or "")
             found = dotted(path)
             if component is None or found is None:
-                reason = f"module {_quoted(module.name)} has a name of no known table, so its parts are unknown"
-                raise self.adapter.error(reason, "unknown-module", found=module.name)
+                reason = (
+                    f"module {_quoted(module.name)} has a name of no known table, so its parts are unknown"
+                )
+                raise self.adapter.refusal(reason, "unknown-module", found=module.name)
             path = of_unet(found)
         elif component == "diffusion_model":
             component = None
@@ -161,7 +165,7 @@ class Renamed:
             return f"base_model.model.{path}"
         if component is None:
             reason = f"module {_quoted(path)} is of no known part of a pipeline, which begins its name"
-            raise self.adapter.error(f"{reason} in {self.to}", "unknown-module", found=path)
+            raise self.adapter.refusal(f"{reason} in {self.to}", "unknown-module", found=path)
         if self.to == "diffusers":
             return f"{component}.{path}"
         start = _TO_KOHYA.get(component, component)
@@ -229,7 +233,7 @@ class Renamed:
         if len(kinds) > 1 or len(decomposed) > 1:
             found = ", ".join(sorted({module.kind for module in modules}))
             reason = f"an adapter of PEFT is of one kind, and the file has {found}"
-            raise self.adapter.error(f"{reason} — keys= chooses", "several-components", found=found)
+            raise self.adapter.refusal(f"{reason} — keys= chooses", "several-components", found=found)
         kind = kinds.pop() if kinds else "LORA"
         ranks = {self.paths[name]: module.rank or 1 for name, module in self.adapter.modules.items()}
         alphas = {
@@ -267,7 +271,9 @@ class Renamed:
     def write(self, path: str, metadata: Mapping[str, str] | None, how: Saving) -> None:
         """Write the file, and the configuration beside it for PEFT."""
         specs = [(new.name, new.dtype, new.shape) for new in self.new]
-        writer = _native.Writer.create(path, specs, metadata, format_for(path, how.format), **how.of_new_file())
+        writer = _native.Writer.create(
+            path, specs, metadata, format_for(path, how.format), **how.of_new_file()
+        )
         with closing(writer):
             for new in self.new:
                 given = (new.dtype, new.shape, self._data(new))

@@ -114,14 +114,14 @@ class Plan:
                 names = [adapter_info.name for adapter_info in parts]
                 name = self._target(adapter, module, suffix)
                 if name is None:
-                    self.unused |= {one: (adapter, module.path) for one in names}
+                    self.unused |= dict.fromkeys(names, (adapter, module.path))
                     continue
                 if name in owners:
                     reason = (
                         f"modules {_quoted(owners[name])} and {_quoted(module.name)} both change "
                         f"{_quoted(name)} of the base — keys= or drop= chooses one"
                     )
-                    raise adapter.error(reason, "ambiguous-module", found=name)
+                    raise adapter.refusal(reason, "ambiguous-module", found=name)
                 owners[name] = module.name
                 change = module if suffix == ".weight" else parts[0]
                 scaling = module.scaling if parts[0] is module.parts.get("up_bias") else 1.0
@@ -136,7 +136,7 @@ class Plan:
         if len(found) > 1:
             names = ", ".join(map(_quoted, found[:3]))
             reason = f"module {_quoted(module.name)} may be {names} of the base"
-            raise adapter.error(f"{reason} — keys= or drop= leaves it out", "ambiguous-module", found=found)
+            raise adapter.refusal(f"{reason} — keys= or drop= leaves it out", "ambiguous-module", found=found)
         name = f"{found[0]}{suffix}" if found else None
         return None if name is None else self._checked(adapter, module.name, name)
 
@@ -147,7 +147,7 @@ class Plan:
                 f"changes {_quoted(name)}, which shares its values with {_quoted(other)} in the base: both "
                 "would change — store them separately first"
             )
-            raise adapter.error(f"{_quoted(of)} {reason}", "tied-target", found=name)
+            raise adapter.refusal(f"{_quoted(of)} {reason}", "tied-target", found=name)
         target = self.targets.get(name)
         if target is not None and (
             target.info.dtype not in FLOATS or (target.info.dtype.startswith("F8") and self._packing)
@@ -158,7 +158,7 @@ class Plan:
         return None if target is None else name
 
     def _quantised(self, reason: str, tensor: str | None, **facts: Any) -> AdapterError:
-        return located(AdapterError, reason, code="quantized-base", path=self.path, tensor=tensor, **facts)
+        return located(AdapterError, reason, code="quantised-base", path=self.path, tensor=tensor, **facts)
 
     @property
     def _packing(self) -> str | None:
@@ -179,7 +179,7 @@ class Plan:
         else:
             reason = f"has the shape {list(info.shape)}, and the base {list(target.info.shape)}"
             hint = "one adapter with the scale 1 may replace it"
-            raise adapter.error(
+            raise adapter.refusal(
                 f"{reason}: {hint}", "shape-mismatch", info.name, expected=target.info.shape, found=info.shape
             )
 
@@ -195,7 +195,7 @@ class Plan:
         """Raise if a tensor of an adapter changes nothing."""
         if not self.unused:
             return
-        name, (adapter, path) = next(iter(self.unused.items()))
+        _name, (adapter, path) = next(iter(self.unused.items()))
         packing = self._packing
         if packing is not None and not any(target.changes for target in self.targets.values()):
             reason = f"is quantised ({packing}), and an adapter is added to floats"
@@ -206,7 +206,7 @@ class Plan:
             f"{plural(len(self.unused), 'tensor')} of the adapter match no module of {_escaped(self.path)}: "
             f"{shown}{more} — is it the right base? drop= leaves tensors out, strict=False ignores them"
         )
-        raise adapter.error(reason, "unused-tensors", expected=path, found=[*self.unused])
+        raise adapter.refusal(reason, "unused-tensors", expected=path, found=[*self.unused])
 
     def specs(self, names: Sequence[str]) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, self.targets[name].dtype, self.targets[name].shape) for name in names]

@@ -58,18 +58,19 @@ _RESNET = (
     ("skip_connection", "conv_shortcut"),
 )
 # Parts of names that contain the sign by which kohya joins parts.
-_WORDS = """
-add_embedding add_k_proj add_q_proj add_v_proj context_embedder conv1 conv2 conv_in conv_norm_out conv_out
-conv_shortcut down_blocks encoder_hidden_states_proj ff_context fc1 fc2 guidance_embedder k_proj linear_1
-linear_2 mid_block norm1_context norm_added_k norm_added_q norm_out out_proj patch_embedding pos_embed proj_in
-proj_mlp proj_out q_proj self_attn single_transformer_blocks text_embedder text_model text_projection
-time_emb_proj time_embedding time_text_embed timestep_embedder to_add_out to_k to_out to_q to_v token_embedding
-position_embedding layer_norm1 layer_norm2 final_layer_norm transformer_blocks up_blocks v_proj x_embedder
-emb_layers in_layers out_layers input_blocks middle_block output_blocks skip_connection time_embed label_emb
-attentions attn attn1 attn2 conv downsamplers embeddings encoder ff layers linear mlp net norm norm1 norm2 op out
-proj resnets upsamplers
-""".split()
-_WORD = re.compile(f"({'|'.join(sorted(_WORDS, key=len, reverse=True))}|[0-9]+)(?=_|$)")
+_WORDS = (
+    "add_embedding add_k_proj add_q_proj add_v_proj attentions attn attn1 attn2 context_embedder conv "
+    "conv1 conv2 conv_in conv_norm_out conv_out conv_shortcut down_blocks downsamplers emb_layers "
+    "embeddings encoder encoder_hidden_states_proj fc1 fc2 ff ff_context final_layer_norm "
+    "guidance_embedder in_layers input_blocks k_proj label_emb layer_norm1 layer_norm2 layers linear "
+    "linear_1 linear_2 mid_block middle_block mlp net norm norm1 norm1_context norm2 norm_added_k "
+    "norm_added_q norm_out op out out_layers out_proj output_blocks patch_embedding pos_embed "
+    "position_embedding proj proj_in proj_mlp proj_out q_proj resnets self_attn single_transformer_blocks "
+    "skip_connection text_embedder text_model text_projection time_emb_proj time_embed time_embedding "
+    "time_text_embed timestep_embedder to_add_out to_k to_out to_q to_v token_embedding "
+    "transformer_blocks up_blocks upsamplers v_proj x_embedder "
+)
+_WORD = re.compile(f"({'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[0-9]+)(?=_|$)")
 
 
 def of_unet(path: str) -> str:

@@ -7,14 +7,15 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import ingot
-import ingot.lora
-import ingot.torch
 import peft
 import pytest
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
+
+import ingot
+import ingot.lora
+import ingot.torch
 
 
 class Tiny(nn.Module):
@@ -115,7 +116,11 @@ def test_merge_is_at_least_as_exact_as_peft(name: str, dtype: torch.dtype, tmp_p
         name: tensor.dtype for name, tensor in before.items()
     }
     changed = {name for name in before if not torch.equal(before[name], ours[name])}
-    assert changed == set(report.changed) == {name for name in before if not torch.equal(before[name], theirs[name])}
+    assert (
+        changed
+        == set(report.changed)
+        == {name for name in before if not torch.equal(before[name], theirs[name])}
+    )
     assert distance(ours, exact) <= distance(theirs, exact)
     # The exact values, rounded once. Computing in float32 moves the last bit of a few halves of bits.
     rounded = {name: exact[name].to(dtype) for name in exact}

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from ingot import lora
 from ingot.cli import arguments
 from ingot.cli.screen import Column, Screen, nbytes, plural, printing, shown, warn
-from ingot.errors import AdapterError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Literal
+    from typing import Any, Literal
 
     from ingot.typing import Glob
 
@@ -62,7 +59,7 @@ def merge(
     most 256 MiB are in memory.
     """
     adapters = [(adapter, scale), *also]
-    options = {"keys": keys, "drop": drop, "strict": not ignore_unused}
+    options: Any = {"keys": keys, "drop": drop, "strict": not ignore_unused}
     if to.dry_run:
         found = lora.planned(path, adapters, destination, **options)
     else:
