@@ -17,6 +17,7 @@ import numpy
 import pytest
 
 import ingot
+import ingot.lora
 import ingot.modelspec
 from ingot._base.checks import Existing
 from ingot._convert import planned as planned_conversion
@@ -43,6 +44,9 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("meta", "edit"): ingot.update_metadata,
     ("meta", "import"): ingot.update_metadata,
     ("meta", "clean"): ingot.rewrite,
+    ("lora", "merge"): ingot.lora.merge,
+    ("lora", "info"): ingot.lora.info,
+    ("lora", "convert"): ingot.lora.convert,
     ("modelspec", "validate"): ingot.modelspec.validate,
     ("modelspec", "set"): ingot.update_metadata,
     ("convert",): ingot.convert,
@@ -72,6 +76,7 @@ OWN = {
     ("meta", "clean", "training"): "it chooses the keys of metadata",
     ("modelspec", "set", "thumbnail"): "a value that is read from a file",
     ("modelspec", "set", "hash"): "checksums computes it while a file is saved",
+    ("lora", "merge", "also"): "a pair of adapter",
     ("merge", "output"): "destination, after any number of sources",
     ("rename", "name"): "a pair of rename",
     ("rename", "sub"): "a callable as rename",
@@ -91,6 +96,7 @@ SET_BY_THE_COMMAND = {
     "format": "the name of the destination decides",
     "metadata": "`ingot meta` changes it",
     "raises": "the exit status reports it",
+    "strict": "--drop leaves out what matches nothing",
     "set": "an argument of the command",
     "remove": "an argument of the command",
     "rename": "--name and --sub",
@@ -126,6 +132,7 @@ def test_command_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
 # Every option has an effect --------------------------------------------------------------------------------
 
 PATH, OTHER, CUT = "model.safetensors", "other.safetensors", "cut.safetensors"
+LORA = "lora.safetensors"
 URL = "URL"
 
 
@@ -163,6 +170,20 @@ CASES: dict[tuple[str, ...], Case] = {
     ("meta", "import"): Case([PATH, "pairs.json"]),
     ("meta", "export"): Case([PATH, "out.json"]),
     ("meta", "clean"): Case([PATH], {"output": ["-o", "out.safetensors"]}),
+    ("lora", "merge"): Case(
+        [PATH, LORA, "out.bt"],
+        {
+            "scale": ["--scale", "0.5"],
+            "also": ["--also", LORA, "0.5"],
+            "keys": ["--keys", "*layers_0*"],
+            "drop": ["--drop", "*layers_1*"],
+        },
+    ),
+    ("lora", "info"): Case([LORA]),
+    ("lora", "convert"): Case(
+        [LORA, "out.bt", "--to", "kohya"],
+        {"to": ["--to", "diffusers"], "keys": ["--keys", "*layers_0*"], "drop": ["--drop", "*layers_1*"]},
+    ),
     ("modelspec", "show"): Case([OTHER]),
     ("modelspec", "validate"): Case([OTHER]),
     ("modelspec", "set"): Case([PATH, "title=x"], {"thumbnail": ["--thumbnail", "image.gif"]}),
@@ -218,7 +239,12 @@ WITHOUT_EFFECT = {
     ("meta", "rm", "files", "quiet"): "the model is one file",
     ("download", "threads", "dry_run"): "threads change how files are fetched, not which",
 }
-FILES = (PATH, OTHER, CUT, "pairs.json", "image.gif", "sub")
+FILES = (PATH, OTHER, CUT, LORA, "pairs.json", "image.gif", "sub")
+
+
+WEIGHTS = {
+    f"text_model.encoder.layers.{layer}.mlp.fc1.weight": numpy.zeros((3, 3), "f4") for layer in range(2)
+}
 
 
 @pytest.fixture(scope="module")
@@ -227,15 +253,27 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The last layer is larger than the others.
     arrays = {f"h.{at}.w": numpy.arange(20.0) for at in range(3)} | {"h.3.w": numpy.arange(30.0)}
     arrays |= {name.replace("w", "b"): array[:2] for name, array in arrays.items()}
-    whole = save(folder / PATH, arrays | {"a": numpy.zeros((3, 3), "f4")}, {"format": "pt", "note": "one"})
+    whole = save(
+        folder / PATH, arrays | {"a": numpy.zeros((3, 3), "f4")} | WEIGHTS, {"format": "pt", "note": "one"}
+    )
     (folder / CUT).write_bytes(whole.read_bytes()[:-10])
     (folder / "sub").mkdir()
     (folder / "image.gif").write_bytes(b"GIF89a")
     thumbnail = f"data:image/gif;base64,{b64encode(b'GIF87a').decode()}"
     metadata = {"format": "pt", "modelspec.title": "x", "modelspec.thumbnail": thumbnail}
     save(folder / OTHER, {"z": numpy.ones(20)}, metadata)
+    save(folder / LORA, adapter())
     (folder / "pairs.json").write_text('{"k": "v"}')
     return folder
+
+
+def adapter() -> dict[str, Any]:
+    """Return an adapter of `WEIGHTS`."""
+    start = "lora_te_text_model_encoder_layers_"
+    factors = {"lora_up.weight": numpy.ones((3, 2), "f4"), "lora_down.weight": numpy.ones((2, 3), "f4")}
+    return {
+        f"{start}{layer}_mlp_fc1.{part}": factor for layer in range(2) for part, factor in factors.items()
+    }
 
 
 def test_command_options_all_have_a_case() -> None:
@@ -253,6 +291,8 @@ RECORDED: dict[Any, str] = {
         **{" ".join(words): function for words, function in FUNCTIONS.items()},
         "cast --dry-run": planned_cast,
         "convert --dry-run": planned_conversion,
+        "lora merge --dry-run": ingot.lora.planned,
+        "lora convert --dry-run": ingot.lora.renamed,
         "download --dry-run": planned_download,
         "target": arguments.target,
         "existing": Existing.check,

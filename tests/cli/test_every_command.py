@@ -258,6 +258,21 @@ def test_cast_command(model: Path, tmp_path: Path, expected: dict[str, numpy.nda
         assert numpy.array_equal(found[name], array if kept else array.astype(numpy.float16))
 
 
+def test_lora(tmp_path: Path) -> None:
+    base, adapter, new = (tmp_path / f"{name}.safetensors" for name in ("base", "adapter", "new"))
+    save(base, {"conv_in.weight": numpy.zeros((2, 2), "f4")})
+    factors = {"lora_up.weight": numpy.ones((2, 1), "f4"), "lora_down.weight": numpy.ones((1, 2), "f4")}
+    save(adapter, {f"lora_unet_conv_in.{part}": factor for part, factor in factors.items()})
+    assert ("kind", "LoRA") in good("lora", "info", adapter).rows()
+    assert "1 tensor of 1 changed" in good("lora", "merge", base, adapter, new, "--also", adapter, "2").out
+    assert ingot.numpy.load_file(new)["conv_in.weight"].tolist() == [[3, 3], [3, 3]]
+    good("lora", "convert", adapter, tmp_path / "peft", "--to", "peft")
+    assert (tmp_path / "peft" / "adapter_config.json").is_file()
+    refused = run("merge", base, adapter, "-o", tmp_path / "out.safetensors")
+    assert refused.code == 1
+    assert "`ingot lora merge`" in refused.err
+
+
 def test_commands_all_have_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     words = {word for name in tested for word in name.split("_")}

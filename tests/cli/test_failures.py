@@ -28,6 +28,8 @@ MORE = {
     ("meta", "set"): ["k=v"],
     ("meta", "rm"): ["k"],
     ("meta", "import"): ["pairs.json"],
+    ("lora", "merge"): ["model.safetensors", "out.bt"],
+    ("lora", "convert"): ["out.bt", "--to", "kohya"],
     ("modelspec", "set"): ["title=x"],
     ("convert",): ["out.bt"],
     ("export",): ["a"],

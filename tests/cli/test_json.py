@@ -13,11 +13,13 @@ import numpy
 import pytest
 
 import ingot
+import ingot.lora
 from ingot.cli.program import COMMANDS, program
 from support.commands import good, run
 from support.models import save
 
 A, B, OUT = "a.safetensors", "b.safetensors", "out.safetensors"
+C = "adapter.safetensors"
 # The words of the command, and a call of the function with the same result.
 CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "cast": ([A, OUT, "--dtype", "F16"], lambda: ingot.cast(A, OUT, "F16", overwrite=True)),
@@ -28,6 +30,9 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
         [f"file:{A}", OUT],
         lambda: ingot.download(Path(A).absolute().as_uri(), OUT, overwrite=True),
     ),
+    "lora convert": ([C, OUT, "--to", "kohya"], lambda: ingot.lora.convert(C, OUT, "kohya", overwrite=True)),
+    "lora info": ([C], lambda: ingot.lora.info(C)),
+    "lora merge": ([A, C, OUT], lambda: ingot.lora.merge(A, C, OUT, overwrite=True)),
     "modelspec validate": ([A], lambda: ingot.modelspec.validate({"modelspec.date": "never"})),
     "repair": ([A, OUT], lambda: ingot.repair(A, OUT, overwrite=True)),
     "stats": ([A, "--all", "--bins", "3"], lambda: ingot.stats(A, bins=3)),
@@ -47,9 +52,15 @@ WITHOUT_FUNCTION = {
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    arrays = {"w": numpy.array([1.0, numpy.nan], "f4"), "odd": numpy.arange(3)}
+    arrays = {
+        "conv_in.weight": numpy.ones((2, 1), "f4"),
+        "w": numpy.array([1.0, numpy.nan], "f4"),
+        "odd": numpy.arange(3),
+    }
     save(Path(A), arrays, {"modelspec.date": "never"})
     save(Path(B), {"w": numpy.array([[1.0]], "f4"), "odd": numpy.arange(1, 4)}, {})
+    factors = {"lora_up.weight": numpy.ones((2, 1), "f4"), "lora_down.weight": numpy.ones((1, 1), "f4")}
+    save(Path(C), {f"lora_unet_conv_in.{part}": factor for part, factor in factors.items()})
     return tmp_path
 
 

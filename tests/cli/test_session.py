@@ -13,7 +13,10 @@ import shlex
 import shutil
 from pathlib import Path
 
+import numpy
+
 from ingot.cli.program import COMMANDS
+from ingot.numpy import save_file
 from support.commands import in_a_terminal
 from support.models import minilm
 from support.servers import Answer, Handler, Request, Server, serving
@@ -35,6 +38,17 @@ def hub(folder: Path) -> Answer:
             handler.head(404, X_Error_Message="Entry not found", Content_Length=0)
 
     return answer
+
+
+def save_adapter(path: Path) -> None:
+    """Save an adapter of the queries of all layers."""
+    factors = {"lora_up.weight": numpy.ones((384, 8), "f2"), "lora_down.weight": numpy.zeros((8, 384), "f2")}
+    tensors = {
+        f"lora_te_encoder_layer_{layer}_attention_self_query.{part}": factor
+        for layer in range(6)
+        for part, factor in {**factors, "alpha": numpy.array(16, "f2")}.items()
+    }
+    save_file(tensors, path)
 
 
 def printed(session: str, folder: Path, hub: Server) -> str:
@@ -61,6 +75,7 @@ def test_session_covers_every_command() -> None:
 
 def test_session_equals_the_output_of_the_commands(tmp_path: Path) -> None:
     shutil.copy(minilm(), tmp_path / "model.safetensors")
+    save_adapter(tmp_path / "adapter.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(minilm().read_bytes()[:90_200_000])
     text = PAGE.read_text(encoding="utf-8")
     assert len(SESSION.findall(text)) >= 3

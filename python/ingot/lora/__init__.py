@@ -19,7 +19,7 @@ from math import isfinite, prod
 from os import fsdecode
 from typing import Any, Literal, Unpack
 
-from ingot._base.checks import checked_source, is_path
+from ingot._base.checks import Existing, checked_source, is_path
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import reporting_on
 from ingot._base.report import Report
@@ -226,6 +226,7 @@ def _planned(given: Mapping[str, Any]) -> Iterator[Plan]:
     reading = Loading.among(given)._replace(keys=None, drop=None)
     of_adapter = reading._replace(backend="auto")
     with ExitStack() as stack:
+        checkpoint = stack.enter_context(closing(open_source(given["base"], reading)))
         adapters = [
             (
                 stack.enter_context(opened(one, of_adapter, given["keys"], given["drop"])),
@@ -233,7 +234,7 @@ def _planned(given: Mapping[str, Any]) -> Iterator[Plan]:
             )
             for one, weight in given["adapter"]
         ]
-        plan = Plan(stack.enter_context(closing(open_source(given["base"], reading))), adapters)
+        plan = Plan(checkpoint, adapters)
         if given["strict"]:
             plan.check_used()
         yield plan
@@ -246,17 +247,18 @@ def _merged(plan: Plan, path: str) -> Merged:
 
 def planned(
     base: Source,
-    adapter: Any,
+    adapter: Sequence[tuple[Source, float]],
     destination: Path,
-    *,
-    keys: Keys | None = None,
-    drop: Keys | None = None,
-    strict: bool = True,
+    existing: Existing,
+    **options: Any,
 ) -> Merged:
-    """Return the result of `merge`, without writing."""
-    given: Any = checked(merge, {**locals(), "scale": 1.0}, adapter=_scaled, scale=_number)
+    """Return the result of `merge`, without writing. `options` are `keys`, `drop` and `strict`."""
+    own = {"base": base, "adapter": adapter, "destination": destination, "scale": 1.0}
+    given: Any = checked(merge, {**own, **options}, adapter=_scaled, scale=_number)
+    path = fsdecode(given["destination"])
     with _planned(given) as plan:
-        return _merged(plan, fsdecode(given["destination"]))
+        Output(path, None, Saving(**existing.options())).check(plan.base)
+        return _merged(plan, path)
 
 
 @takes(HeaderOptions)
@@ -387,11 +389,19 @@ def convert(
 
 
 def renamed(
-    source: Source, destination: Path, to: str, *, keys: Keys | None = None, drop: Keys | None = None
+    source: Source,
+    destination: Path,
+    to: Literal["peft", "kohya", "diffusers"],
+    existing: Existing,
+    *,
+    keys: Keys | None = None,
+    drop: Keys | None = None,
 ) -> Adapter:
     """Return the description of the source of `convert`, if it can be converted, without writing."""
-    given: Any = checked(convert, locals())
+    own = {"source": source, "destination": destination, "to": to, "keys": keys, "drop": drop}
+    given: Any = checked(convert, own)
     path = file_of(fsdecode(given["destination"]), to)
+    existing.check(path)
     with opened(source, Loading(), given["keys"], given["drop"]) as adapter:
         Renamed(adapter, to)
         return replace(_described(adapter), path=path, format=to)

@@ -204,7 +204,7 @@ class Plan:
         more = f" and {len(self.unused) - 3:,} more" if len(self.unused) > 3 else ""
         reason = (
             f"{plural(len(self.unused), 'tensor')} of the adapter match no module of {_escaped(self.path)}: "
-            f"{shown}{more} — is it the right base? drop= leaves tensors out, strict=False ignores them"
+            f"{shown}{more} — is it the right base? drop= leaves tensors out"
         )
         raise adapter.refusal(reason, "unused-tensors", expected=path, found=[*self.unused])
 

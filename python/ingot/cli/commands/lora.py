@@ -6,11 +6,11 @@ import click
 
 from ingot import lora
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, nbytes, plural, printing, shown, warn
+from ingot.cli.screen import Column, Screen, nbytes, plural, printing, shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Literal
+    from typing import Literal
 
     from ingot.typing import Glob
 
@@ -38,7 +38,6 @@ def command() -> None:
     metavar="ADAPTER SCALE",
     help="Add this adapter too. Repeatable.",
 )
-@click.option("--ignore-unused", is_flag=True, help="Ignore tensors of an adapter that match nothing.")
 @arguments.selecting
 @arguments.writing
 def merge(
@@ -48,7 +47,6 @@ def merge(
     destination: str,
     scale: float,
     also: tuple[tuple[str, float], ...],
-    ignore_unused: bool,
     keys: Glob | None,
     drop: Glob | None,
 ) -> int:
@@ -59,15 +57,12 @@ def merge(
     most 256 MiB are in memory.
     """
     adapters = [(adapter, scale), *also]
-    options: Any = {"keys": keys, "drop": drop, "strict": not ignore_unused}
     if to.dry_run:
-        found = lora.planned(path, adapters, destination, **options)
+        found = lora.planned(path, adapters, destination, to.existing, keys=keys, drop=drop)
     else:
         with to.saving("Merging") as how:
-            found = lora.merge(path, adapters, destination, **options, **how)
+            found = lora.merge(path, adapters, destination, keys=keys, drop=drop, **how)
     to.answer(found)
-    for name in found.unused:
-        warn(f"{shown(adapter)}: tensor `{shown(name)}` matches nothing in {shown(path)}")
     changed = f"{plural(len(found.changed), 'tensor')} of {found.tensors:,} changed"
     to.wrote(destination, f"{changed}, {nbytes(found.nbytes)}")
     return 0
@@ -127,7 +122,7 @@ def convert(
     For PEFT, DESTINATION is a directory, which gets adapter_model.safetensors and adapter_config.json.
     """
     if to.dry_run:
-        found = lora.renamed(path, destination, library, keys=keys, drop=drop)
+        found = lora.renamed(path, destination, library, to.existing, keys=keys, drop=drop)
     else:
         with to.saving("Converting") as how:
             found = lora.convert(path, destination, library, keys=keys, drop=drop, **how)
