@@ -13,7 +13,7 @@ import ingot
 import ingot.numpy
 from ingot.cli.program import COMMANDS
 from support.commands import good, run
-from support.models import minilm
+from support.models import minilm, save
 
 NAME = "encoder.layer.3.attention.self.query.bias"
 TENSORS = 104
@@ -263,7 +263,7 @@ def test_lora(tmp_path: Path) -> None:
     save(base, {"conv_in.weight": numpy.zeros((2, 2), "f4")})
     factors = {"lora_up.weight": numpy.ones((2, 1), "f4"), "lora_down.weight": numpy.ones((1, 2), "f4")}
     save(adapter, {f"lora_unet_conv_in.{part}": factor for part, factor in factors.items()})
-    assert ("kind", "LoRA") in good("lora", "info", adapter).rows()
+    assert ["kind", "LoRA"] in good("lora", "info", adapter).rows()
     assert "1 tensor of 1 changed" in good("lora", "merge", base, adapter, new, "--also", adapter, "2").out
     assert ingot.numpy.load_file(new)["conv_in.weight"].tolist() == [[3, 3], [3, 3]]
     good("lora", "convert", adapter, tmp_path / "peft", "--to", "peft")

@@ -250,14 +250,16 @@ def planned(
     adapter: Sequence[tuple[Source, float]],
     destination: Path,
     existing: Existing,
-    **options: Any,
+    *,
+    keys: Keys | None = None,
+    drop: Keys | None = None,
 ) -> Merged:
-    """Return the result of `merge`, without writing. `options` are `keys`, `drop` and `strict`."""
-    own = {"base": base, "adapter": adapter, "destination": destination, "scale": 1.0}
-    given: Any = checked(merge, {**own, **options}, adapter=_scaled, scale=_number)
+    """Return the result of `merge`, without writing."""
+    own = {"base": base, "adapter": adapter, "destination": destination, "keys": keys, "drop": drop}
+    given: Any = checked(merge, {**own, "scale": 1.0, "strict": True}, adapter=_scaled)
     path = fsdecode(given["destination"])
     with _planned(given) as plan:
-        Output(path, None, Saving(**existing.options())).check(plan.base)
+        Output(path, None, Saving(**existing._asdict())).check(plan.base)
         return _merged(plan, path)
 
 
