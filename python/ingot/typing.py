@@ -173,7 +173,9 @@ Checksums = bool | Checksum | Sequence[Checksum] | None
 #: How a file is read, as for `ingot.safe_open`.
 Backend = Literal["auto", "mmap", "pread"]
 _OwnFormat = Literal["safetensors", "bintensors", "sharded"]
-_ModelFormat = Literal["torch", "keras", "flax", "onnx", "savedmodel", "tensorflow", "paddle", "gguf"]
+_ModelFormat = Literal[
+    "torch", "distcp", "keras", "flax", "onnx", "savedmodel", "tensorflow", "paddle", "gguf"
+]
 _ArrayFormat = Literal["npz", "npy", "hdf5", "pickle", "arrow", "parquet"]
 #: A format that `ingot.convert` reads.
 SourceFormat = Literal[_OwnFormat, _ModelFormat, _ArrayFormat]
@@ -260,7 +262,8 @@ class StoreFile(Protocol):
     def nbytes(self) -> int | None: ...
 
 
-#: Everything that can be read from: a path, a URL, a directory, an index, or an object that holds one file.
+#: Everything that can be read from: a path, a URL, a directory (also of torch.distributed.checkpoint), an
+#: index, or an object that holds one file.
 Source = Path | Buffer | BinaryFile | FsspecFile | StoreFile
 
 

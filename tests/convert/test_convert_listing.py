@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from onnx import numpy_helper
 
 import ingot
@@ -56,6 +58,14 @@ def as_sharded_torch(weight: Array) -> str:
     }
     Path("pytorch_model.bin.index.json").write_text(json.dumps(index))
     return "pytorch_model.bin.index.json"
+
+
+def as_distributed(weight: Array) -> str:
+    with warnings.catch_warnings():
+        # torch warns of each save without a process group.
+        warnings.simplefilter("ignore")
+        dcp.save({"w": torch.from_numpy(weight), "step": 5}, checkpoint_id="step_1", no_dist=True)
+    return "step_1/.metadata"
 
 
 def as_npz(weight: Array) -> str:
@@ -168,6 +178,7 @@ MAKERS: tuple[Callable[[Array], str], ...] = (
     as_packed_torch,
     as_old_torch,
     as_sharded_torch,
+    as_distributed,
     as_npz,
     as_packed_npz,
     as_npy,

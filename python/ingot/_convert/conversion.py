@@ -229,11 +229,12 @@ def convert(
     ----------
     source : str, bytes, os.PathLike, or an object to read from
         A file or a folder. The format is detected from the contents, and from the name only if the contents
-        have no mark: PyTorch's checkpoints (also in several files with an index), ``.npz``, ``.npy``, HDF5
-        and Keras, flax msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of
-        NumPy arrays, GGUF (all parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of
-        one file, or an object that holds one, as for `ingot.safe_open`: it is first copied to a temporary
-        folder beside `destination`.
+        have no mark: PyTorch's checkpoints (also in several files with an index), directories of
+        torch.distributed.checkpoint (``.metadata`` and ``.distcp``), ``.npz``, ``.npy``, HDF5 and Keras,
+        flax msgpack, ONNX, TensorFlow's SavedModels and checkpoints, PaddlePaddle, pickles of NumPy arrays,
+        GGUF (all parts of a model), Arrow, Parquet, ``.safetensors`` and ``.bt``. Or the URL of one file, or
+        an object that holds one, as for `ingot.safe_open`: it is first copied to a temporary folder beside
+        `destination`.
     destination : str, bytes or os.PathLike
         The file to write. Its ending decides the format: ``.safetensors``, ``.bt`` or ``.npz``. A folder,
         which exists or ends in a slash, or `max_shard_size` writes several files with an index, as

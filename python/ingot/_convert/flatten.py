@@ -29,11 +29,15 @@ _CHARACTER_NBYTES = 4
 
 
 def flatten(
-    contents: Contents, tree: Any, is_tensor: Callable[[Any], bool], make: Callable[[str, Any], Entry]
+    contents: Contents,
+    tree: Any,
+    is_tensor: Callable[[Any], bool],
+    make: Callable[[str, Any], Entry],
+    below: tuple[str, ...] = (),
 ) -> None:
     """Add the entries that `make` returns for the tensors of `tree`, and leave out the other values.
 
-    A dict or list without tensors is reported as one value that was left out.
+    A dict or list without tensors is reported as one value that was left out. `below` begins every name.
     """
 
     def is_leaf(value: Any) -> bool:
@@ -50,7 +54,7 @@ def flatten(
     weight = walk.weight(tree, 0).nbytes
     contents.budget.hold(weight)
     contents.budget.hold(-weight)
-    for keys, value in walk.leaves((), tree):
+    for keys, value in walk.leaves(below, tree):
         name = ".".join(keys) if keys else LONE
         contents.add(name, found, name, value)
 

@@ -88,7 +88,7 @@ def inside(path: str, location: object, key: str, *, may_leave_by_link: bool = F
         words = f"{words}, which is a link out of the folder: expected a file inside it"
         raise refused(path, words, "outside", key, found=location)
     if not os.path.isfile(real):
-        raise refused(path, f"{words}, and there is no such file", "missing-file", found=location)
+        raise refused(path, f"{words}, and there is no such file", "missing-file", key, found=location)
     return found
 
 
@@ -133,6 +133,7 @@ FORMATS = {
     "safetensors": Format("a safetensors file", "native.read", (".safetensors",)),
     "bintensors": Format("a bintensors file", "native.read", (".bt",)),
     "sharded": Format("a checkpoint in several files", "sharded.read", (".index.json",), is_folder=True),
+    "distcp": Format("a distributed checkpoint", "distributed.read", (".metadata",), is_folder=True),
     "torch": Format("a PyTorch checkpoint", "torch.read", (".bin", ".pt", ".pth", ".ckpt")),
     "npz": Format("an .npz archive", "numpy.npz", (".npz",)),
     "npy": Format("an .npy file", "numpy.npy", (".npy",)),
@@ -160,6 +161,7 @@ _HDF5 = b"\x89HDF\r\n\x1a\n"
 # The first bytes of other formats. Such files may contain an HDF5 signature further on.
 _MARKS = (b"PK\3\4", b"GGUF", b"ARROW1", b"\xff\xff\xff\xff", b"PAR1", b"\x80", b"{")
 # The first bytes of a file in the legacy format of `torch.save`: a pickle of a magic number.
+_DISTRIBUTED = b"torch.distributed.checkpoint.metadata"
 _LEGACY_TORCH = bytes.fromhex("8a0a6cfc9c46f9206aa850192e")
 
 
@@ -230,6 +232,7 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
         # Protocols 4 and 5 put the length of a frame before the number.
         or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
+    "distcp": lambda start: _is_pickle(start) and _DISTRIBUTED in start.head,
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
     "paddle": lambda start: _is_pickle(start) and start.ends("paddle"),
     "pickle": _is_pickle,
@@ -263,6 +266,9 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
         return one_of("source_format", source, tuple(FORMATS))
     if os.path.isdir(path):
         raise IsADirectoryError(f"a folder is resolved first: {path}")
+    if path.endswith(".distcp"):
+        reason = "a file of a distributed checkpoint: expected its directory, which has the file .metadata"
+        raise refused(path, reason, "part", expected="a directory", found=os.path.basename(path))
     word = _by_content(path)
     part = PART.fullmatch(os.path.basename(path))
     # A GGUF file lists its parts itself.
@@ -298,6 +304,7 @@ def _by_content(path: str) -> str:
 
 # File name suffixes in folders and their formats, in order of preference.
 _IN_FOLDERS = (
+    (".metadata", "distcp"),
     ("saved_model.pb", "savedmodel"),
     (".bin.index.json", "sharded"),
     (".index.json", "sharded"),

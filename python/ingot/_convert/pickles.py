@@ -73,16 +73,16 @@ class Foreign(Unusable):
     """A class or function that is never called, or the result of such a call."""
 
     def __init__(self, name: str, expected: str) -> None:
-        self._name, self._expected = name, expected
+        self.name, self._expected = name, expected
 
     def fault(self, path: str, name: str) -> ConversionError:
         return refused(
             path,
-            f"the pickle in it refers to more than {self._expected}, and is not run: {_quoted(self._name)} — "
+            f"the pickle in it refers to more than {self._expected}, and is not run: {_quoted(self.name)} — "
             "drop=[…] leaves it out",
             "unsafe-pickle",
             name,
-            found=self._name,
+            found=self.name,
         )
 
     def __setitem__(self, key: object, value: object) -> None:

@@ -167,6 +167,11 @@ class Entry:
     """The path of the file that holds it, if the source consists of several."""
     cast: str = ""
     """The dtype in the new file, if it is another."""
+    span: Callable[[int, int], Array] | None = None
+    """A function that reads the bytes between two positions in the tensor, as `region` has them.
+
+    None if the format cannot read a part of `values`.
+    """
 
     @property
     def target(self) -> str:
@@ -202,6 +207,8 @@ class Options(NamedTuple):
     """The format that the caller named."""
     beside: str | None = None
     """The folder of the new file, which has room for temporary files."""
+    objects: bool = True
+    """Whether values that are not tensors are needed, if they have to be read one by one."""
 
 
 class Contents(ExitStack):

@@ -90,9 +90,15 @@ def elements(shape: Sequence[int]) -> int:
     return count
 
 
+def itemsize(code: str) -> int:
+    """Return the bytes of an element, without ml_dtypes. Two elements of F4 share a byte."""
+    plain = arrays.DTYPES.get(code)
+    return numpy.dtype(plain).itemsize if plain is not None else 2 if code == "BF16" else 1
+
+
 def nbytes(code: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of a tensor in a file."""
-    nbits = 4 if code == "F4" else dtype_of(code).itemsize * 8
+    nbits = 4 if code == "F4" else itemsize(code) * 8
     return (elements(shape) * nbits + 7) // 8
 
 

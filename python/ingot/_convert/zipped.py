@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import zipfile
+from contextlib import nullcontext
 from io import RawIOBase
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,7 @@ from .limits import OBJECT_NBYTES, reading, refused
 
 if TYPE_CHECKING:
     from .limits import Budget
+    from .source import Region
 
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # A member's own header: signature, version, flags, method, time, date, checksum, two sizes, two lengths.
@@ -49,10 +51,19 @@ class Member(NamedTuple):
     checksum: int
 
 
-def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
-    """Return all files of the archive at `path` by name. Without a budget, the archive is our own."""
+def members(path: str, budget: Budget | None = None, part: Region | None = None) -> dict[str, Member]:
+    """Return all files of the archive at `path`, or in a part of that file, by name.
+
+    Without a budget, the archive is our own.
+    """
     found: dict[str, Member] = {}
-    with reading(path, "a ZIP archive"), open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+    begin = 0 if part is None else part.position
+    with (
+        reading(path, "a ZIP archive"),
+        open(path, "rb") as whole,
+        nullcontext(whole) if part is None else Window(whole, part) as file,
+        zipfile.ZipFile(file) as archive,
+    ):
         _check_directory(file, archive.start_dir, len(archive.infolist()))
         end = slack = 0
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
@@ -69,7 +80,7 @@ def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
             end = position + info.compress_size
             slack = _DESCRIPTOR_NBYTES if info.flag_bits & _HAS_DESCRIPTOR else 0
             if not info.is_dir():
-                sizes = info.file_size, position, info.compress_size
+                sizes = info.file_size, begin + position, info.compress_size
                 found[info.filename] = Member(info.filename, *sizes, packed, info.CRC)
         if end > archive.start_dir:
             raise refused(path, "a member reaches into the directory of the archive", "overlap")
@@ -82,7 +93,7 @@ def members(path: str, budget: Budget | None = None) -> dict[str, Member]:
     return found
 
 
-def _check_directory(file: IO[bytes], begin: int, entries: int) -> None:
+def _check_directory(file: IO[bytes] | Window, begin: int, entries: int) -> None:
     """Raise unless the directory that starts at `begin` is the only one, and ends the file."""
     file.seek(begin)
     for _ in range(entries):
@@ -105,7 +116,7 @@ def _check_directory(file: IO[bytes], begin: int, entries: int) -> None:
         raise ValueError("bytes follow its directory")
 
 
-def _checked(path: str, file: IO[bytes], info: zipfile.ZipInfo) -> int:
+def _checked(path: str, file: IO[bytes] | Window, info: zipfile.ZipInfo) -> int:
     """Return the position of the member's bytes, if its own header agrees with the directory."""
     if info.flag_bits & _ENCRYPTED:
         raise _refusal(path, info, "is encrypted", "encrypted")
@@ -153,9 +164,9 @@ def contents(path: str, member: Member, *, may_lack_checksum: bool = False) -> b
 
 
 class Window(RawIOBase):
-    """A stored member, read in the archive in any order. Its checksum is not compared."""
+    """A stored member or another part of a file, read in any order. No checksum is compared."""
 
-    def __init__(self, archive: IO[bytes], member: Member) -> None:
+    def __init__(self, archive: IO[bytes], member: Member | Region) -> None:
         self._archive = archive
         self._begin, self._nbytes, self._at = member.position, member.nbytes, 0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ingot._base.checks import Leniency, is_path, no_source
@@ -108,13 +110,29 @@ def open_checkpoint(
         return Checkpoint.open_url(found, how.storage_options, leniency, how.max_header_size)
     # Nearly all paths are of this type.
     if isinstance(found, str) or is_path(found) or is_path(found := resolved(source)):
-        return Checkpoint.open(found, backend, leniency, how.max_header_size, confine, lent)
+        try:
+            return Checkpoint.open(found, backend, leniency, how.max_header_size, confine, lent)
+        except IsADirectoryError:
+            if not is_distributed(found):
+                raise
+        found = _served(found)
     if backend == "mmap":
         message = f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped"
         raise OptionError(message, code="unmappable")
     open_object: Any = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
     checkpoint: Checkpoint = open_object(found, leniency, how.max_header_size)
     return checkpoint
+
+
+def is_distributed(path: Any) -> bool:
+    """Return whether a directory has the metadata of torch.distributed.checkpoint."""
+    return os.path.isfile(os.path.join(os.fsdecode(path), ".metadata"))
+
+
+def _served(path: Any) -> Any:
+    """Return the reader of a directory of torch.distributed.checkpoint."""
+    # By its name: the readers of other formats are in a higher layer, and import NumPy.
+    return import_module("ingot._convert.served").Directory(os.fsdecode(path))
 
 
 # The most attempts to load a checkpoint while saves replace it.

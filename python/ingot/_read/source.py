@@ -167,7 +167,7 @@ class Reader:
 
     def ask_nbytes(self) -> Future[int | None]:
         """Request the current size. None if the size is unchanged but the bytes are not."""
-        return _done(self.nbytes)
+        return done(self.nbytes)
 
     def parts(self) -> Iterator[Any]:
         """Yield all bytes, a part after the other. Several parts are requested ahead.
@@ -213,7 +213,8 @@ class Reader:
         return StorageError(message, code="read", path=self.name)
 
 
-def _done(result: Any) -> Future[Any]:
+def done(result: Any) -> Future[Any]:
+    """Return the answer to a request that did not wait."""
     answer: Future[Any] = Future()
     answer.set_result(result)
     return answer
@@ -231,10 +232,10 @@ class _Memory(Reader):
 
     def ask(self, begin: int, end: int) -> Future[Any]:
         _check_open(self._memory, self.name)
-        return _done(self._memory.getbuffer()[begin:end])
+        return done(self._memory.getbuffer()[begin:end])
 
     def ask_nbytes(self) -> Future[int | None]:
-        return _done(memoryview(self._memory.getbuffer()).nbytes)
+        return done(memoryview(self._memory.getbuffer()).nbytes)
 
 
 class _Waiting(Reader):

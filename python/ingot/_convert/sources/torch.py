@@ -21,8 +21,8 @@ from ingot._convert.flatten import flatten
 from ingot._convert.limits import refused
 from ingot._convert.pickles import Machine, Named, PickledArray
 from ingot._convert.report import Plain, Unusable
-from ingot._convert.source import Contents, Entry, Region, Stream
-from ingot._convert.values import dtype_of, elements, no_dtype, unpacked
+from ingot._convert.source import Contents, Entry, Region, Stream, size_of
+from ingot._convert.values import dtype_of, elements, itemsize, no_dtype, unpacked
 from ingot._convert.zipped import Member, contents, members
 
 if TYPE_CHECKING:
@@ -49,17 +49,29 @@ _WIDTHS = {"complex128": 16, "complex32": 4, "qint32": 4, "bits16": 2}
 
 def read(found: Contents) -> None:
     """Add the tensors of nested dicts, named as `ingot._convert.flatten` documents."""
-    with open(found.path, "rb") as file:
-        is_archive = file.read(4) == b"PK\3\4"
-    tree = _archive(found) if is_archive else _old(found)
+    add(found, loaded(found, Region(found.path, 0, size_of(found.path))))
+    found.metadata["format"] = "pt"
 
-    def entry(name: str, value: Any) -> Entry:
+
+def loaded(found: Contents, region: Region) -> Any:
+    """Return the objects in the part of a file that `torch.save` wrote. No value is read."""
+    with open(region.path, "rb") as file:
+        file.seek(region.position)
+        is_archive = file.read(4) == b"PK\3\4"
+    return (_archive if is_archive else _old)(found, region)
+
+
+def add(found: Contents, tree: Any, below: tuple[str, ...] = ()) -> None:
+    """Add the tensors of `loaded`, named as `flatten` documents."""
+
+    def made(name: str, value: Any) -> Entry:
         if isinstance(value, PickledArray):
             return pickles.entry(found.path, name, value)
-        return _entry(found.path, name, value)
+        return entry(found.path, name, value)
 
-    flatten(found, tree, lambda value: isinstance(value, _Tensor) or pickles.is_array(value), entry)
-    found.metadata["format"] = "pt"
+    flatten(
+        found, tree, lambda value: isinstance(value, StoredTensor) or pickles.is_array(value), made, below
+    )
 
 
 @dataclass
@@ -90,7 +102,9 @@ class _Storage(Plain):
         self.key, self.word, self.root, self.begin, self.nbytes = key, word, root, begin, nbytes
 
 
-class _Tensor(NamedTuple):
+class StoredTensor(NamedTuple):
+    """A tensor of a pickle."""
+
     storage: _Storage
     begin: int
     """The position of the first element, in elements."""
@@ -124,7 +138,7 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 def _rebuilt(
     storage: Any, begin: Any, shape: Any, stride: Any, _grad: Any, _hooks: Any, metadata: Any = None
-) -> _Tensor:
+) -> StoredTensor:
     if not isinstance(storage, _Storage) or type(begin) is not int or begin < 0:
         raise pickle.UnpicklingError("a tensor without a storage")
     shape, stride = _sizes(shape), _sizes(stride)
@@ -132,14 +146,14 @@ def _rebuilt(
         raise pickle.UnpicklingError("a tensor with other strides than dimensions")
     flags = metadata if isinstance(metadata, dict) else {}
     is_conj, is_neg = bool(flags.get("conj")), bool(flags.get("neg"))
-    return _Tensor(storage, begin, shape, stride, storage.word, is_conj, is_neg)
+    return StoredTensor(storage, begin, shape, stride, storage.word, is_conj, is_neg)
 
 
-def _rebuilt_first(storage: Any, begin: Any, shape: Any, stride: Any) -> _Tensor:
+def _rebuilt_first(storage: Any, begin: Any, shape: Any, stride: Any) -> StoredTensor:
     return _rebuilt(storage, begin, shape, stride, False, None)
 
 
-def _rebuilt_with_dtype(*arguments: Any) -> _Tensor:
+def _rebuilt_with_dtype(*arguments: Any) -> StoredTensor:
     *described, dtype = arguments[:7]
     return _rebuilt(*described, *arguments[7:])._replace(word=_word(dtype))
 
@@ -156,7 +170,7 @@ def _itself(tensor: Any, *others: object) -> Any:
 
 def _from_other(tensor: Any, dtype: Any, *others: object) -> Any:
     """Return a tensor of a device without storages, which is on the host or is an array."""
-    kept = tensor.word if isinstance(tensor, _Tensor) else getattr(tensor.dtype, "name", None)
+    kept = tensor.word if isinstance(tensor, StoredTensor) else getattr(tensor.dtype, "name", None)
     return tensor if kept == _word(dtype) else _odd(f"{_word(dtype)}, stored as {kept}")
 
 
@@ -189,7 +203,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 }
 
 
-class _Machine(Machine):
+class TorchMachine(Machine):
     expected = "tensors"
     classes = re.compile(
         rf"{Machine.classes.pattern}|{_STORAGE.pattern}|torch\.(Tensor|nn\.parameter\.(Parameter|Buffer)|per_\w+"
@@ -204,7 +218,7 @@ class _Machine(Machine):
 
     def _from_type(self, function: Any, kind: Any, arguments: Any, *state: object) -> Any:
         made = self.called(function, arguments)
-        return _odd(kind.name) if isinstance(made, _Tensor) and kind.name not in _PLAIN_TYPES else made
+        return _odd(kind.name) if isinstance(made, StoredTensor) and kind.name not in _PLAIN_TYPES else made
 
     def persistent_load(self, pid: Any) -> Any:
         if not isinstance(pid, tuple) or len(pid) not in (5, 6) or pid[0] != "storage":
@@ -223,27 +237,27 @@ class _Machine(Machine):
 def _width(word: str) -> int:
     """Return the bytes of an element."""
     code = CODES.get(word)
-    return dtype_of(code).itemsize if code is not None else _WIDTHS.get(word, 1)
+    return itemsize(code) if code is not None else _WIDTHS.get(word, 1)
 
 
-def _archive(found: Contents) -> Any:
+def _archive(found: Contents, region: Region) -> Any:
     """Load an archive, which `torch.save` writes since 1.6."""
-    records = _records(found)
+    records = _records(found, region)
     # torch writes no checksums after `set_crc32_options(False)`. The last decompressed storage is cached.
-    unpacked = lru_cache(maxsize=1)(partial(contents, found.path, may_lack_checksum=True))
+    unpacked = lru_cache(maxsize=1)(partial(contents, region.path, may_lack_checksum=True))
     with found.reading():
         found.budget.hold(records[_PICKLE].nbytes)
-        pickled = contents(found.path, records[_PICKLE], may_lack_checksum=True)
-        stream = Stream(found.path, BytesIO(pickled), end=len(pickled), has_spans=False)
-        machine = _Machine(stream, found.budget)
+        pickled = contents(region.path, records[_PICKLE], may_lack_checksum=True)
+        stream = Stream(region.path, BytesIO(pickled), end=len(pickled), has_spans=False)
+        machine = TorchMachine(stream, found.budget)
         tree = machine.load()
         machine.expect_end()
-        is_little = _is_little(found.path, records.get("byteorder"))
+        is_little = _is_little(region.path, records.get("byteorder"))
     for key, root in machine.storages.items():
         member = records.get(_DATA + key)
         if member is not None:
             root.there, root.is_little = member.nbytes, is_little
-            root.region = None if member.is_packed else Region(found.path, member.position, member.nbytes)
+            root.region = None if member.is_packed else Region(region.path, member.position, member.nbytes)
             root.unpack = partial(unpacked, member)
     return tree
 
@@ -259,9 +273,9 @@ def _is_little(path: str, member: Member | None) -> bool:
     return word == b"little"
 
 
-def _records(found: Contents) -> dict[str, Member]:
+def _records(found: Contents, region: Region) -> dict[str, Member]:
     """Return the files in the archive, without the folder that all of them are in."""
-    files = members(found.path, found.budget)
+    files = members(region.path, found.budget, region)
     folders = {name.partition("/")[0] for name in files}
     if len(folders) > 1:
         # torch reads the first only.
@@ -274,13 +288,13 @@ def _records(found: Contents) -> dict[str, Member]:
     return records
 
 
-def _old(found: Contents) -> Any:
+def _old(found: Contents, region: Region) -> Any:
     """Load a file from before 1.6, which has pickles and the storages after them."""
-    with found.reading(), open(found.path, "rb") as file:
-        stream = Stream(found.path, file)
+    with found.reading(), open(region.path, "rb") as file:
+        stream = Stream(region.path, file, region.position, region.position + region.nbytes)
 
         def load() -> tuple[Any, dict[str, _Root]]:
-            machine = _Machine(stream, found.budget)
+            machine = TorchMachine(stream, found.budget)
             return machine.load(), machine.storages
 
         if (load()[0], load()[0]) != (_MAGIC, _PROTOCOL):
@@ -302,13 +316,14 @@ def _old(found: Contents) -> Any:
     return tree
 
 
-def _entry(path: str, name: str, tensor: _Tensor) -> Entry:
+def entry(path: str, name: str, tensor: StoredTensor) -> Entry:
+    """Return the entry of a tensor, or raise the reason why it has none."""
     code = "F4" if tensor.word == F4_PACKED else CODES.get(tensor.word)
     if code is None:
         raise no_dtype(path, name, tensor.word)
-    raw = numpy.dtype("u1") if code == "F4" else dtype_of(code)
+    width = itemsize(code)
     storage, root = tensor.storage, tensor.storage.root
-    end = tensor.nbytes_used(raw.itemsize)
+    end = tensor.nbytes_used(width)
     there = min(storage.nbytes, root.there - storage.begin) if root.there else 0
     if end > there:
         reason = f"its storage is not in the file: expected {end} bytes, found {there}"
@@ -316,17 +331,20 @@ def _entry(path: str, name: str, tensor: _Tensor) -> Entry:
     shape = (*tensor.shape[:-1], tensor.shape[-1] * 2) if code == "F4" and tensor.shape else tensor.shape
     if not elements(tensor.shape):
         return Entry(name, code, shape, lambda: numpy.empty(shape, dtype_of(code)))
-    begin, end = storage.begin + tensor.begin * raw.itemsize, storage.begin + end
-    memory = (path, storage.key, begin, *tensor[2:])
+    begin, end = storage.begin + tensor.begin * width, storage.begin + end
+    # Records of one file may have equal keys. A packed storage lives as long as its entry.
+    place = id(root) if root.region is None else (root.region.path, root.region.position)
+    memory = (place, begin, *tensor[2:])
     is_plain = root.is_little and tensor.is_contiguous() and not (tensor.is_conj or tensor.is_neg)
     # F4 is read, because torch and the file may pack its halves in another order.
     if root.region is not None and is_plain and code != "F4":
-        region = Region(path, root.region.position + begin, end - begin)
+        region = Region(root.region.path, root.region.position + begin, end - begin)
         return Entry(name, code, shape, memory=memory, region=region)
 
     def read() -> Array:
+        raw = numpy.dtype("u1") if code == "F4" else dtype_of(code)
         stored = raw.newbyteorder("<" if root.is_little else ">")
-        strides = tuple(step * raw.itemsize for step in tensor.stride)
+        strides = tuple(step * width for step in tensor.stride)
         values: Array = numpy.ndarray(tensor.shape, stored, root.read(begin, end, name), strides=strides)
         values = values.conj() if tensor.is_conj else values
         values = -values if tensor.is_neg else values

@@ -48,8 +48,8 @@ def command(to: arguments.Output, /, path: str, destination: str, **options: Any
     """Convert SOURCE to DESTINATION, a .safetensors, .bt or .npz file.
 
     SOURCE is a file of PyTorch, NumPy (.npz, .npy), HDF5 or Keras, flax (msgpack), ONNX, TensorFlow,
-    PaddlePaddle, GGUF, Arrow, Parquet, a pickle of arrays, or a .safetensors or .bt file. The format is
-    detected from its contents. No code in SOURCE is run.
+    PaddlePaddle, GGUF, Arrow, Parquet, a pickle of arrays, a .safetensors or .bt file, or a directory of
+    torch.distributed.checkpoint. The format is detected from its contents. No code in SOURCE is run.
     """
     if not to.dry_run:
         with to.saving("Converting") as how:

@@ -1,0 +1,305 @@
+"""Directories of torch.distributed.checkpoint: converted, and loaded as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import random
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+
+import ingot
+import ingot.numpy
+from ingot.torch import load_file
+from support.errors import raises
+from support.mutants import mutant
+from support.record import note
+
+from .conftest import Payload
+
+# torch warns of each save without a process group.
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
+
+# Mutants of `.metadata`; `make nightly` tries more.
+FILES = int(os.environ.get("INGOT_FILES", "1500")) // 10
+
+
+def state() -> dict[str, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    return {
+        "model": model.state_dict(),
+        "optim": optimizer.state_dict(),
+        "turned": torch.arange(12, dtype=torch.bfloat16).view(3, 4).t(),
+        "part": torch.arange(40.0)[7:30:2],
+        "few": {"list": [torch.ones(2).half(), {"x": torch.zeros(3).to(torch.float8_e4m3fn)}]},
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 3),
+        "step": 5,
+        "rng": torch.get_rng_state(),
+    }
+
+
+def saved(tree: dict[str, Any], path: str = "step_1") -> str:
+    dcp.save(tree, storage_writer=FileSystemWriter(path, single_file_per_rank=True))
+    return path
+
+
+def flat(tree: Any, *keys: str) -> dict[str, torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return {".".join(keys): tree}
+    pairs = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    return {name: one for key, inner in pairs for name, one in flat(inner, *keys, str(key)).items()}
+
+
+def by_torch(path: str) -> dict[str, torch.Tensor]:
+    """Return the tensors that torch's own loader reads."""
+    dcp_to_torch_save(path, "whole.pt")
+    return flat(torch.load("whole.pt", weights_only=False))
+
+
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(raw(found[name]), raw(tensor)), name
+
+
+def edited(change: Callable[[Metadata], object], tree: dict[str, Any] | None = None) -> str:
+    """Save a checkpoint, and change its metadata."""
+    folder = saved(tree or {"w": torch.arange(24.0).view(4, 6), "other": torch.ones(3)})
+    path = Path(folder, ".metadata")
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    return folder
+
+
+def stored(metadata: Metadata, name: str = "w") -> Any:
+    return metadata.storage_data[next(key for key in metadata.storage_data if key.fqn == name)]
+
+
+def chunk(metadata: Metadata, offsets: list[int], sizes: list[int]) -> None:
+    """Set the only box of the tensor `w`."""
+    (key,) = [key for key in metadata.storage_data if key.fqn == "w"]
+    box = metadata.state_dict_metadata["w"].chunks[0]  # type: ignore[union-attr]
+    box.offsets, box.sizes = torch.Size(offsets), torch.Size(sizes)
+    metadata.storage_data[MetadataIndex("w", offsets)] = metadata.storage_data.pop(key)
+
+
+def test_convert_reads_every_tensor_of_a_distributed_checkpoint() -> None:
+    folder = saved(state())
+    report = ingot.convert(folder, "out.safetensors")
+    assert report.source_format == "distcp"
+    same(load_file("out.safetensors"), by_torch(folder))
+    others = {one.name: (one.kind, one.value) for one in report.left_out}
+    assert others["step"] == ("int", "5")
+    assert others["optim.param_groups.0.lr"] == ("float", "0.001")
+    assert all(name == "step" or name.startswith("optim.param_groups.0.") for name in others)
+
+
+@pytest.mark.parametrize("path", ["step_1", "step_1/", "step_1/.metadata"])
+def test_convert_takes_the_directory_and_its_metadata(path: str) -> None:
+    saved({"w": torch.ones(2)})
+    assert ingot.convert(path, "out.safetensors").tensors == 1
+
+
+def test_load_file_reads_a_distributed_checkpoint() -> None:
+    folder = saved(state())
+    expected = by_torch(folder)
+    same(load_file(folder), expected)
+    arrays = ingot.numpy.load_file(folder, keys="model.*")
+    assert arrays.keys() == {name for name in expected if name.startswith("model.")}
+    with ingot.safe_open(folder, "pt") as file:
+        part = file.get_slice("model.0.weight")[1:, 2:]
+    assert torch.equal(part, expected["model.0.weight"][1:, 2:])
+
+
+def test_load_file_names_a_tensor_without_a_dtype_in_files() -> None:
+    folder = saved({"w": torch.ones(2), "wide": torch.ones(2, dtype=torch.complex128)})
+    for call in (load_file, lambda path: ingot.convert(path, "out.safetensors")):
+        with raises(ingot.ConversionError, "complex128", code="unsupported-dtype", tensor="wide"):
+            call(folder)
+    assert ingot.convert(folder, "out.safetensors", drop="wide").tensors == 1
+
+
+def test_load_file_prefers_a_file_of_tensors_beside_the_metadata() -> None:
+    folder = saved({"w": torch.ones(2)})
+    ingot.torch.save_file({"v": torch.ones(1)}, f"{folder}/model.safetensors")
+    assert load_file(folder).keys() == {"v"}
+
+
+def test_convert_reads_objects_that_contain_tensors() -> None:
+    inner = torch.arange(3.0)
+    folder = saved({"w": torch.ones(2), "pair": (inner, "x"), "none": None})
+    report = ingot.convert(folder, "out.safetensors")
+    assert torch.equal(load_file("out.safetensors")["pair.0"], inner)
+    assert {(one.name, one.kind) for one in report.left_out} == {("pair.1", "str"), ("none", "NoneType")}
+
+
+def test_convert_reads_metadata_of_older_versions_of_torch() -> None:
+    expected = torch.arange(24.0).view(4, 6)
+    folder = saved({"w": expected})
+    path = Path(folder, ".metadata")
+    raw = pickle.dumps(pickle.loads(path.read_bytes()), 2)
+    new = b"ctorch.distributed.checkpoint.metadata\n"
+    old = b"ctorch.distributed._shard.sharded_tensor.metadata\n"
+    for name in (b"TensorProperties\n", b"_MEM_FORMAT_ENCODING\n"):
+        assert new + name in raw
+        raw = raw.replace(new + name, old + name.removeprefix(b"_"))
+    path.write_bytes(raw)
+    same(load_file(folder), {"w": expected})
+
+
+def test_load_file_notices_a_checkpoint_that_is_replaced() -> None:
+    folder = saved({"w": torch.arange(100_000.0)})
+    with ingot.safe_open(folder, "pt") as file:
+        shutil.rmtree(folder)
+        with pytest.raises(ingot.StorageError):
+            file.get_tensor("w")
+
+
+def test_convert_names_a_file_of_a_distributed_checkpoint() -> None:
+    saved({"w": torch.ones(2)})
+    with raises(ingot.ConversionError, "expected its directory", code="part"):
+        ingot.convert("step_1/__0_0.distcp", "out.safetensors")
+
+
+def _compressed(metadata: Metadata) -> None:
+    stored(metadata).transform_descriptors = ["zstd.1"]
+
+
+def _moved(where: str) -> Callable[[Metadata], object]:
+    return lambda metadata: setattr(stored(metadata), "relative_path", where)
+
+
+def _shape(*sizes: int) -> Callable[[Metadata], object]:
+    return lambda metadata: setattr(metadata.state_dict_metadata["w"], "size", torch.Size(sizes))
+
+
+def _twice(metadata: Metadata) -> None:
+    boxes = metadata.state_dict_metadata["w"].chunks  # type: ignore[union-attr]
+    boxes.append(boxes[0])
+
+
+def _on_other(metadata: Metadata) -> None:
+    one, other = stored(metadata), stored(metadata, "other")
+    one.offset, one.length = other.offset, other.length
+
+
+def _dtype(metadata: Metadata) -> None:
+    properties = metadata.state_dict_metadata["w"].properties  # type: ignore[union-attr]
+    metadata.state_dict_metadata["w"].properties = dataclasses.replace(properties, dtype=torch.float16)  # type: ignore[union-attr]
+
+
+HOSTILE: dict[str, tuple[Callable[[Metadata], object], str, str]] = {
+    "compressed": (_compressed, "transformed", "zstd.1"),
+    "above": (_moved("../other/__0_0.distcp"), "outside", "leaves the folder"),
+    "absolute": (_moved("/etc/passwd"), "outside", "leaves the folder"),
+    "missing": (_moved("__1_0.distcp"), "missing-file", "no such file"),
+    "after the end": (lambda m: setattr(stored(m), "offset", 2**62), "truncated", "truncated"),
+    "too long": (lambda m: setattr(stored(m), "length", 2**62), "truncated", "truncated"),
+    "negative": (lambda m: setattr(stored(m), "offset", -1), "unreadable", "without a position"),
+    "short": (lambda m: setattr(stored(m), "length", 40), "size-mismatch", "needs 96 bytes"),
+    "cut": (lambda m: setattr(stored(m), "length", 400), "unreadable", "ZIP"),
+    "of another": (_on_other, "overlap", "overlaps another"),
+    "larger": (_shape(5, 6), "chunks", r"no box has the element at \[4, 0\]"),
+    "huge": (_shape(2**40, 6), "chunks", "no box has"),
+    "smaller": (_shape(3, 6), "chunks", "not inside"),
+    "flat": (_shape(24), "chunks", "not inside"),
+    "shifted": (lambda m: chunk(m, [1, 0], [4, 6]), "chunks", "not inside"),
+    "hole": (lambda m: chunk(m, [1, 0], [3, 6]), "chunks", r"no box has the element at \[0, 0\]"),
+    "twice": (_twice, "chunks", "2 boxes have"),
+    "huge box": (
+        lambda m: (chunk(m, [0, 0], [2**40, 6]), _shape(2**40, 6)(m)),
+        "size-mismatch",
+        "needs 26388279066624 bytes",
+    ),
+    "other dtype": (_dtype, "unreadable", r"expected a box of F16 \[4, 6\], found F32"),
+    "unlisted": (
+        lambda m: m.storage_data.pop(next(key for key in m.storage_data if key.fqn == "w")),
+        "missing-chunk",
+        "no file is listed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_convert_rejects_a_wrong_description(fault: str) -> None:
+    change, code, words = HOSTILE[fault]
+    folder = edited(change)
+    for call in (load_file, lambda path: ingot.convert(path, "out.safetensors")):
+        tracemalloc.start()
+        with raises((ingot.ConversionError, ingot.StorageError), words) as caught:
+            call(folder)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        error = caught.value if isinstance(caught.value, ingot.ConversionError) else caught.value.__cause__
+        assert isinstance(error, ingot.ConversionError)
+        assert error.code == code
+        assert code in ("unreadable", "outside") or error.tensor in ("w", "other")
+        assert peak < 16 << 20
+    assert not Path("out.safetensors").exists()
+    # The fault of one tensor does not bar the others.
+    if error.tensor == "w" and fault not in ("too long", "of another"):
+        assert ingot.convert(folder, "out.safetensors", keys="other").tensors == 1
+
+
+def test_convert_bounds_the_work_for_crossing_boxes() -> None:
+    def crossing(metadata: Metadata) -> None:
+        tensor: Any = metadata.state_dict_metadata["w"]
+        tensor.size = torch.Size([8000, 8000])
+        box = type(tensor.chunks[0])
+        tensor.chunks = [box(torch.Size([at, 0]), torch.Size([8000 - at, 8000])) for at in range(8000)]
+
+    with raises(ingot.ConversionError, code="chunks"):
+        ingot.convert(edited(crossing), "out.safetensors")
+
+
+def test_convert_and_load_file_run_nothing_of_the_metadata(payload: Payload) -> None:
+    folder = edited(lambda metadata: setattr(metadata, "planner_data", {"x": payload}))
+    assert load_file(folder).keys() == {"w", "other"}
+    Path(folder, ".metadata").write_bytes(b"\x80\4" + pickle.dumps([Metadata({}), payload])[2:])
+    with raises(ingot.ConversionError, "where a Metadata is expected"):
+        load_file(folder)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_convert_of_changed_metadata_agrees_with_torch_or_fails(payload: Payload) -> None:
+    folder = saved({"w": torch.arange(24.0).view(4, 6), "other": [torch.ones(3), 7]})
+    expected = load_file(folder)
+    path = Path(folder, ".metadata")
+    seed, right = path.read_bytes(), 0
+    for number in range(FILES):
+        path.write_bytes(mutant([seed, pickle.dumps(payload)], random.Random(number)))
+        tracemalloc.start()
+        try:
+            found = load_file(folder)
+        except (ingot.SafetensorError, OSError):
+            found = {}
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 16 << 20, number
+        right += bool(found)
+        # Names and tensors may be lost or changed, values may not.
+        for tensor in found.values():
+            assert any(torch.equal(tensor, one) for one in expected.values() if one.shape == tensor.shape)
+    note("mutants of .metadata", FILES, 0)
+    assert 0 < right < FILES
