@@ -208,7 +208,8 @@ def as_torch(chance: random.Random) -> Source:
     tree |= {"epoch": 3, "others": {"size": torch.Size([2]), "dtype": torch.float16, "none": None}}
     source.listed = {"epoch", "others"}
     if chance.random() < 0.3:
-        tree["odd"], source.barred = odd_torch(chance), {"odd"}
+        tree["odd"] = odd_torch(chance)
+        (source.listed if isinstance(tree["odd"], zipfile.ZipInfo) else source.barred).add("odd")
     if chance.random() < 0.1:
         tree["cache"] = {(0, chance.random()): torch.ones(2)}
         source.barred.add("cache.(tuple)")

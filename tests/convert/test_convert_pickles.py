@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import os
 import pickle
 import pickletools
 import struct
+import subprocess
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -147,17 +150,75 @@ def test_convert_reports_odd_keys_of_selected_tensors_only(key: Any) -> None:
         ingot.convert("in.pt", "out.safetensors", overwrite=True)
 
 
-def test_convert_reports_foreign_objects_if_selected() -> None:
-    torch.save({"w": torch.ones(2), "callback": zipfile.ZipInfo("x")}, "in.pt")
-    with raises(ingot.ConversionError, r"tensor `callback`: .*not run.*ZipInfo", code="unsafe-pickle"):
+class Callback:
+    """An object of a trainer, which refers to another object, and that one to it."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values, self.inner = values, {"of": self, "path": Path("best.ckpt")}
+
+
+class Config(dict[str, Any]):
+    """A dict of a class that the reader does not know, with attributes."""
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_convert_leaves_out_objects_of_unknown_classes(legacy: bool, protocol: int) -> None:
+    config = Config(lr=0.1, betas=[0.9, 0.99])
+    config.parent = config  # type: ignore[attr-defined]
+    weight = torch.arange(6.0)
+    tree = {
+        "state_dict": {"model.w": weight},
+        "callbacks": {
+            Callback: {"best_model_score": torch.tensor(0.5)},
+            "last": Callback(1, torch.tensor(2)),
+        },
+        "callback": Callback(numpy.float64(3), {"a", "b"}),
+        "hyper_parameters": config,
+        "date": datetime.datetime(2022, 8, 10, tzinfo=datetime.UTC),
+        "kind": zipfile.ZipInfo,
+    }
+    torch.save(tree, "sd.ckpt", pickle_protocol=protocol, _use_new_zipfile_serialization=not legacy)
+    report = ingot.convert("sd.ckpt", "out.safetensors")
+    found = ingot.torch.load_file("out.safetensors")
+    key = f"callbacks.{Callback.__module__}.Callback.best_model_score"
+    assert found.keys() == {"state_dict.model.w", key}
+    assert torch.equal(found["state_dict.model.w"], weight)
+    assert {(one.name, one.kind, one.value.rpartition(".")[2]) for one in report.left_out} == {
+        ("callbacks.last", "object", "Callback"),
+        ("callback", "object", "Callback"),
+        ("hyper_parameters", "object", "Config"),
+        ("date", "object", "datetime"),
+        ("kind", "class", "ZipInfo"),
+    }
+    assert ingot.convert("sd.ckpt", "model.safetensors", root="state_dict").tensors == 1
+
+
+def test_convert_names_an_object_that_contains_tensors() -> None:
+    torch.save({"w": torch.ones(2), "callback": Callback({"ema": torch.ones(3)})}, "in.pt")
+    with raises(ingot.ConversionError, r"tensor `callback`: .*not run.*Callback", code="unsafe-pickle"):
         ingot.convert("in.pt", "out.safetensors")
     assert ingot.convert("in.pt", "out.safetensors", drop="callback").dropped == ("callback",)
 
 
-def test_convert_reports_a_foreign_class_that_is_not_called() -> None:
-    torch.save({"w": torch.ones(2), "kind": zipfile.ZipInfo}, "in.pt")
-    with raises(ingot.ConversionError, "not run: `zipfile.ZipInfo`", code="unsafe-pickle", tensor="kind"):
+@pytest.mark.parametrize("call", [os.getcwd, eval, Path.cwd, subprocess.Popen, torch.load])
+def test_convert_names_a_function_that_could_run_a_program(call: Any) -> None:
+    torch.save({"w": torch.ones(2), "call": call}, "in.pt")
+    if call == Path.cwd:
+        # A method is an attribute that the builtin `getattr` returns.
+        call = getattr
+    words = f"not run: `.*{call.__name__}`"
+    with raises(ingot.ConversionError, words, code="unsafe-pickle", tensor="call"):
         ingot.convert("in.pt", "out.safetensors")
+
+
+def test_convert_bounds_the_search_through_objects() -> None:
+    """Objects that refer to all earlier ones are visited once each."""
+    objects: list[Any] = []
+    for _ in range(400):
+        objects.append(Callback(*objects))
+    torch.save({"w": torch.ones(2), **{f"o{at}": one for at, one in enumerate(objects)}}, "in.pt")
+    assert len(ingot.convert("in.pt", "out.safetensors").left_out) == 400
 
 
 def test_convert_reports_two_tensors_of_one_name_if_selected() -> None:

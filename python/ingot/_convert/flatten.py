@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base.text import _quoted
 
-from .limits import RECORD_NBYTES
-from .report import LeftOut, Unusable, left_out
+from .limits import RECORD_NBYTES, VALUE_NBYTES
+from .report import LeftOut, Placeholder, Plain, Unusable, left_out
 
 if TYPE_CHECKING:
     from .source import Contents, Entry
@@ -39,12 +39,13 @@ def flatten(
 
     A dict or list without tensors is reported as one value that was left out. `below` begins every name.
     """
+    objects = _Objects(contents, lambda value: isinstance(value, Unusable) or is_tensor(value))
 
     def is_leaf(value: Any) -> bool:
-        return isinstance(value, Unusable) or is_tensor(value)
+        return isinstance(value, Unusable) or is_tensor(value) or objects.contain_tensors(value)
 
     def found(name: str, value: Any) -> Entry | LeftOut:
-        if isinstance(value, Unusable):
+        if isinstance(value, Unusable) or (isinstance(value, Placeholder) and is_leaf(value)):
             raise value.fault(contents.path, name)
         return make(name, value) if is_tensor(value) else left_out(name, value)
 
@@ -57,6 +58,47 @@ def flatten(
     for keys, value in walk.leaves(below, tree):
         name = ".".join(keys) if keys else LONE
         contents.add(name, found, name, value)
+
+
+class _Objects:
+    """The placeholders of a tree, which may refer to each other in circles."""
+
+    def __init__(self, contents: Contents, is_tensor: Callable[[Any], bool]) -> None:
+        self._contents, self._is_tensor = contents, is_tensor
+        self._without: set[int] = set()
+
+    def contain_tensors(self, value: Any) -> bool:
+        """Return whether it is a placeholder that holds a tensor with dimensions, however deep.
+
+        A number is a value like others, also if it is a tensor: it may be left out with its object.
+        """
+        if not isinstance(value, Placeholder):
+            return False
+        seen, waiting = {id(value)}, [value.held]
+        while waiting:
+            for one in waiting.pop():
+                if id(one) in seen or id(one) in self._without:
+                    continue
+                if self._is_tensor(one):
+                    if getattr(one, "shape", None) != ():
+                        return True
+                    continue
+                if inner := _held(one):
+                    self._contents.budget.hold(VALUE_NBYTES * (1 + len(inner)))
+                    seen.add(id(one))
+                    waiting.append(inner)
+        # All that these reach was seen.
+        self._without |= seen
+        return False
+
+
+def _held(value: Any) -> list[Any]:
+    """Return the values in a container or a placeholder."""
+    if isinstance(value, Placeholder):
+        return value.held
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [*value] if isinstance(value, (list, tuple, set, frozenset)) else []
 
 
 class _Weight(NamedTuple):
@@ -95,7 +137,7 @@ class _Walk:
         for key, inner in _items(value):
             one = self.weight(inner, depth + 1)
             # Keys that are not text are short, or are rejected.
-            length = len(key) if isinstance(key, str) else 1
+            length = len(_text(key) or "") if isinstance(key, (str, Plain)) else 1
             nbytes += one.nbytes + one.leaves * (length + 1) * _CHARACTER_NBYTES
             leaves += one.leaves
             height = max(height, one.height + 1)
@@ -112,8 +154,8 @@ class _Walk:
             yield keys, value
             return
         for key, inner in _items(value):
-            if isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS):
-                yield from self.leaves((*keys, str(key)), inner)
+            if (text := _text(key)) is not None:
+                yield from self.leaves((*keys, text), inner)
                 continue
             # Without the key, which may be longer than any message.
             kind = type(key).__name__ if not isinstance(key, int) else f"an int of {key.bit_length()} bits"
@@ -123,6 +165,14 @@ class _Walk:
                 reason = f"a key at {where}: expected str or int, found {kind} — drop=[…] leaves it out"
                 inner = Unusable(reason, "key", type(key).__name__)
             yield (*keys, f"({word})"), inner
+
+
+def _text(key: Any) -> str | None:
+    """Return a key as a part of a name. A class, which may be a key too, has its own name."""
+    if isinstance(key, Plain) and key.kind in ("name", "class"):
+        return key.text
+    is_name = isinstance(key, str) or (isinstance(key, int) and key.bit_length() <= _MAX_KEY_BITS)
+    return str(key) if is_name else None
 
 
 def _items(value: Any) -> Iterator[tuple[Any, Any]]:

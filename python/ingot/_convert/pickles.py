@@ -1,12 +1,14 @@
 """Read pickles of arrays without importing or calling the names in them.
 
 A pickle names classes and functions and calls them. Here nothing is imported or called by name.
-`Machine.calls` has a function of this package for each call that files of tensors need; any other call
-creates a `Foreign` object, which can be left out but not converted. Every step is paid for before it runs.
+`Machine.calls` has a function of this package for each call that files of tensors need. Any other call
+creates a `Placeholder`, or a `Foreign` object if its name is one of the interpreter or of the system, which
+no checkpoint needs, or may make tensors. Every step is paid for before it runs.
 """
 
 from __future__ import annotations
 
+import builtins
 import pickle
 import re
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
@@ -20,7 +22,7 @@ from ingot._base.text import _quoted
 from ingot.numpy import ML_DTYPES
 
 from .limits import OBJECT_NBYTES, VALUE_NBYTES, refused
-from .report import Plain, Unusable
+from .report import Placeholder, Plain, Unusable
 from .source import Entry, Raw, Region, Stream, raw_bytes, raw_nbytes
 from .values import code_of, dtype_of, elements
 
@@ -70,7 +72,7 @@ class Named(Plain):
 
 
 class Foreign(Unusable):
-    """A class or function that is never called, or the result of such a call."""
+    """A function that may run programs or make tensors, or the result of its call, which is never made."""
 
     def __init__(self, name: str, expected: str) -> None:
         self.name, self._expected = name, expected
@@ -92,6 +94,26 @@ class Foreign(Unusable):
         """Ignore a value that the pickle adds."""
 
     extend = add = update = append
+
+
+# Nothing is ever called. These names show that a file was made to run programs, or that it has tensors in an
+# unknown form.
+_NOTED = re.compile(
+    r"(os|posix|nt|sys|subprocess|shutil|socket|runpy|importlib|imp|pkgutil|pty|ctypes|cffi|code|codeop|types"
+    r"|_?pickle|dill|cloudpickle|marshal|_?operator|webbrowser|timeit|c?[pP]rofile|pdb|bdb|trace|signal|threading"
+    r"|_thread|multiprocessing|asyncio|tempfile|io|_io|pip|setuptools|distutils|urllib|http|requests|httpx|ftplib"
+    r"|smtplib|platform|commands|numpy(?!\.random\.)|torch\.(hub|jit|serialization|ops|classes|storage|cuda|_\w+)"
+    r"|torch\.nn\.parameter|torch(?=\.\w+$))\..*",
+    re.DOTALL,
+)
+
+
+def _is_noted(name: str) -> bool:
+    """Return whether a name is a function of the interpreter, or one of `_NOTED`."""
+    module, _, function = name.partition(".")
+    if module == "builtins":
+        return not isinstance(getattr(builtins, function, None), type)
+    return _NOTED.fullmatch(name) is not None
 
 
 class Machine(_Base):  # type: ignore[misc]
@@ -128,21 +150,27 @@ class Machine(_Base):  # type: ignore[misc]
         """Return whether the name of a class or function is harmless and has a meaning."""
         return name in self.calls or self.classes.fullmatch(name) is not None
 
-    def find_class(self, module: str, name: str) -> Named | Foreign:
+    def find_class(self, module: str, name: str) -> Named | Foreign | Placeholder:
         full = modern(module, name)
-        return Named(full) if self.knows(full) else Foreign(full, self.expected)
+        if self.knows(full):
+            return Named(full)
+        return Foreign(full, self.expected) if _is_noted(full) else Placeholder(full)
 
     def called(self, function: Any, arguments: Any) -> Any:
-        """Return the result of a call. If any part of the call is foreign, the result is."""
+        """Return the result of a call. If any part of the call is unknown, the result is."""
         if not isinstance(arguments, tuple):
             raise pickle.UnpicklingError("a call without a tuple of arguments")
         for one in (function, *arguments):
             if isinstance(one, Foreign):
                 return one
         self.pay(arguments)
+        for one in (function, *arguments):
+            if isinstance(one, Placeholder):
+                return Placeholder(one.text, arguments)
         if not isinstance(function, Named):
             raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is not a function")
         if function.name not in self.calls:
+            # A class of tensors or storages, which would have other memory than the file.
             return Foreign(function.name, self.expected)
         return self.calls[function.name](*arguments)
 
@@ -369,6 +397,10 @@ def _reconstructed(*arguments: Any) -> PickledArray:
     return PickledArray()
 
 
+def _reconstructor(*arguments: object) -> Placeholder:
+    return Placeholder("object", arguments)
+
+
 def _filled(raw: Any, dtype: Any, shape: Any, order: Any) -> PickledArray:
     array = PickledArray()
     array.fill(raw, dtype, shape, order == "F")
@@ -380,6 +412,8 @@ def _scalar(dtype: Any, raw: Any = None) -> PickledArray:
 
 
 CALLS: dict[str, Callable[..., Any]] = {
+    # Objects of unknown classes, which are arguments, become placeholders.
+    "copyreg._reconstructor": _reconstructor,
     "collections.OrderedDict": dict,
     "collections.Counter": dict,
     "builtins.set": set,

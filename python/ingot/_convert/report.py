@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ingot._base.report import Report
+from ingot._base.text import _quoted
 
 from .limits import refused
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ingot.errors import ConversionError
 
 
@@ -36,6 +39,33 @@ class Plain:
 
     def __init__(self, kind: str, text: str) -> None:
         self.kind, self.text = kind, text
+
+
+class Placeholder(Plain):
+    """An object of an unknown class, or the class itself: a name and the values that were given to it.
+
+    The class is never imported, called or built.
+    """
+
+    __slots__ = ("held",)
+
+    def __init__(self, name: str, held: Iterable[object] | None = None) -> None:
+        super().__init__("class" if held is None else "object", name)
+        self.held = [*(held or ())]
+
+    def __setitem__(self, key: object, value: object) -> None:
+        self.held += (key, value)
+
+    def append(self, value: object) -> None:
+        """Keep a value that the pickle adds."""
+        self.held.append(value)
+
+    extend = add = update = build = append
+
+    def fault(self, path: str, name: str) -> ConversionError:
+        """Return the error for an object that contains tensors."""
+        reason = f"the pickle in it refers to more than tensors, and is not run: {_quoted(self.text)}"
+        return refused(path, f"{reason} — drop=[…] leaves it out", "unsafe-pickle", name, found=self.text)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -20,7 +20,7 @@ from ingot._base.text import _quoted
 from ingot._convert.formats import inside
 from ingot._convert.limits import VALUE_NBYTES, refused
 from ingot._convert.pickles import Foreign, Named
-from ingot._convert.report import Plain
+from ingot._convert.report import Placeholder, Plain
 from ingot._convert.source import Contents, Entry, Region, Stream, size_of
 from ingot._convert.sources import torch
 from ingot._convert.values import dtype_of, elements, itemsize, no_dtype, stored, unpacked
@@ -65,15 +65,16 @@ class _Machine(torch.TorchMachine):
         super().__init__(source, budget)
         self.calls |= {kind: partial(_Record, kind) for kind in _KINDS}
 
-    def find_class(self, module: str, name: str) -> Named | Foreign:
+    def find_class(self, module: str, name: str) -> Named | Foreign | Placeholder:
         match = _RECORDS.fullmatch(f"{module}.{name}")
         return super().find_class(module, name) if match is None else Named(match[1])
 
 
 def _attributes(record: Any, kind: str) -> dict[str, Any]:
     """Return the attributes of a record. Raises `ValueError` for any other value."""
-    if isinstance(record, Foreign):
-        raise ValueError(f"an object of the class {record.name} where a {kind} is expected")
+    if isinstance(record, (Foreign, Placeholder)):
+        name = record.name if isinstance(record, Foreign) else record.text
+        raise ValueError(f"an object of the class {name} where a {kind} is expected")
     if not isinstance(record, _Record) or record.text != kind or not isinstance(record.state, dict):
         raise ValueError(f"a {type(record).__name__} where a {kind} is expected")
     return record.state
