@@ -160,12 +160,41 @@ def test_convert_rejects_a_whole_module() -> None:
         ingot.convert("model.pt", "out.safetensors")
 
 
-def test_convert_names_torchscript() -> None:
-    with zipfile.ZipFile("model.pt", "w") as archive:
-        archive.writestr("model/data.pkl", b"\x80\x02}.")
-        archive.writestr("model/code/__torch__.py", "print('hello')")
-    with raises(ingot.ConversionError, "TorchScript", code="torchscript"):
-        ingot.convert("model.pt", "out.safetensors")
+class Scripted(torch.nn.Module):
+    """A module with parameters, a buffer, an attribute, and a constant in its code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Conv1d(2, 3, 3), torch.nn.ReLU(), torch.nn.BatchNorm1d(3))
+        self.register_buffer("mask", torch.arange(4))
+        self.state = torch.full((2,), 7.0)
+        self.sizes, self.word = [1, 2], "x"
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(data) + torch.tensor([0.5, 0.25, 0.125]).view(3, 1)
+        return found
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_convert_reads_the_tensors_of_torchscript_without_its_program(is_traced: bool) -> None:
+    model = Scripted().eval()
+    data = torch.ones(1, 2, 9)
+    program = torch.jit.trace(model, data) if is_traced else torch.jit.script(model)
+    torch.jit.save(program, "model.pt", _extra_files={"notes.txt": "hello"})  # type: ignore[no-untyped-call]
+    report = ingot.convert("model.pt", "out.safetensors")
+    found = load_file("out.safetensors")
+    constants = {name for name in found if name.startswith("constants.")}
+    # Tracing keeps the values of attributes as constants.
+    expected = program.state_dict() if is_traced else {**program.state_dict(), "state": model.state}
+    assert found.keys() - constants == expected.keys()
+    assert not is_traced or torch.equal(found["constants.0"].view(-1), torch.tensor([0.5, 0.25, 0.125]))
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    assert {(one.name, one.kind) for one in report.left_out} == {
+        ("code", "program"),
+        ("extra/notes.txt", "file"),
+    }
 
 
 def test_convert_names_a_storage_that_is_too_short() -> None:

@@ -19,8 +19,8 @@ from ingot._base.dtypes import CODES, F4_PACKED
 from ingot._convert import pickles
 from ingot._convert.flatten import flatten
 from ingot._convert.limits import refused
-from ingot._convert.pickles import Machine, Named, PickledArray
-from ingot._convert.report import Plain, Unusable
+from ingot._convert.pickles import Foreign, Machine, Named, PickledArray
+from ingot._convert.report import Placeholder, Plain, Unusable
 from ingot._convert.source import Contents, Entry, Region, Stream, size_of
 from ingot._convert.values import dtype_of, elements, itemsize, no_dtype, unpacked
 from ingot._convert.zipped import Member, contents, members
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from ingot._convert.limits import Budget
     from ingot.numpy import Array
 
-# The pickle of an archive, and the folder of its storages.
-_PICKLE, _DATA = "data.pkl", "data/"
+# The pickle of an archive. The folder of its storages has the same name, without the ending.
+_PICKLE = "data.pkl"
+# A program of TorchScript has the tensors of its functions in a second pickle, its code, and other files.
+_CONSTANTS, _CODE, _EXTRA = "constants.pkl", "code/", "extra/"
 _LONGEST_WORD = 200
 # The first values of a file from before torch wrote archives: a mark, and its version.
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
@@ -48,17 +50,38 @@ _WIDTHS = {"complex128": 16, "complex32": 4, "qint32": 4, "bits16": 2}
 
 
 def read(found: Contents) -> None:
-    """Add the tensors of nested dicts, named as `ingot._convert.flatten` documents."""
-    add(found, loaded(found, Region(found.path, 0, size_of(found.path))))
+    """Add the tensors of nested dicts, named as `ingot._convert.flatten` documents.
+
+    A program of TorchScript has the names of its module's `state_dict`, and tensors in its code as constants.
+    """
+    whole = Region(found.path, 0, size_of(found.path))
     found.metadata["format"] = "pt"
+    if not _is_archive(whole):
+        add(found, _old(found, whole))
+        return
+    records = _records(found, whole)
+    add(found, _archive(found, whole, records))
+    if _CONSTANTS in records:
+        if constants := _archive(found, whole, records, _CONSTANTS):
+            add(found, constants, ("constants",))
+        files = [name for name in records if name.startswith(_CODE)]
+        found.leave_out("code", "program", f"{len(files)} files")
+    for name in records:
+        if name.startswith(_EXTRA):
+            found.leave_out(name, "file", f"{records[name].nbytes} bytes")
 
 
 def loaded(found: Contents, region: Region) -> Any:
     """Return the objects in the part of a file that `torch.save` wrote. No value is read."""
+    if _is_archive(region):
+        return _archive(found, region, _records(found, region))
+    return _old(found, region)
+
+
+def _is_archive(region: Region) -> bool:
     with open(region.path, "rb") as file:
         file.seek(region.position)
-        is_archive = file.read(4) == b"PK\3\4"
-    return (_archive if is_archive else _old)(found, region)
+        return file.read(4) == b"PK\3\4"
 
 
 def add(found: Contents, tree: Any, below: tuple[str, ...] = ()) -> None:
@@ -181,8 +204,32 @@ def _odd(what: str, *arguments: object) -> Unusable:
     return Unusable(reason, "unsupported-dtype", word)
 
 
+class _Module(dict[str, Any]):
+    """An object of a program of TorchScript: its parameters, its buffers and other objects in it."""
+
+    def build(self, state: Any) -> None:
+        """Set the attributes, except numbers, text and empty modules, which belong to the program."""
+        if not isinstance(state, (dict, tuple)):
+            raise pickle.UnpicklingError(f"a module with a {type(state).__name__} for its attributes")
+        attributes = state if isinstance(state, dict) else {str(at): one for at, one in enumerate(state)}
+        self.update((name, one) for name, one in attributes.items() if not _is_setting(one))
+
+
+def _is_setting(value: Any) -> bool:
+    if isinstance(value, (list, tuple)) and not isinstance(value, StoredTensor):
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, (bool, int, float, str)) or value == {}
+
+
+# The package of the classes of a program.
+_SCRIPT = "__torch__"
 _PLAIN_TYPES = ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer")
 _CALLS: dict[str, Callable[..., Any]] = {
+    _SCRIPT: lambda *arguments: _Module(),
+    **dict.fromkeys(
+        (f"torch.jit._pickle.build_{kind}list" for kind in ("int", "double", "bool", "tensor")), list
+    ),
+    "torch.jit._pickle.restore_type_tag": _itself,
     "torch.Size": lambda sizes=(): tuple(sizes),
     "torch.device": lambda *words: Plain("device", ":".join(map(str, words))),
     "torch.serialization._get_layout": lambda name: Named(f"{name}"),
@@ -216,6 +263,11 @@ class TorchMachine(Machine):
         kinds = ("torch._tensor._rebuild_from_type_v2", "torch.tensor._rebuild_from_type_v2")
         self.calls |= _CALLS | dict.fromkeys(kinds, self._from_type)
 
+    def find_class(self, module: str, name: str) -> Named | Foreign | Placeholder:
+        if module.partition(".")[0] == _SCRIPT:
+            return Named(_SCRIPT)
+        return super().find_class(module, name)
+
     def _from_type(self, function: Any, kind: Any, arguments: Any, *state: object) -> Any:
         made = self.called(function, arguments)
         return _odd(kind.name) if isinstance(made, StoredTensor) and kind.name not in _PLAIN_TYPES else made
@@ -240,21 +292,20 @@ def _width(word: str) -> int:
     return itemsize(code) if code is not None else _WIDTHS.get(word, 1)
 
 
-def _archive(found: Contents, region: Region) -> Any:
-    """Load an archive, which `torch.save` writes since 1.6."""
-    records = _records(found, region)
+def _archive(found: Contents, region: Region, records: dict[str, Member], file: str = _PICKLE) -> Any:
+    """Load a pickle of an archive, which `torch.save` writes since 1.6."""
     # torch writes no checksums after `set_crc32_options(False)`. The last decompressed storage is cached.
     unpacked = lru_cache(maxsize=1)(partial(contents, region.path, may_lack_checksum=True))
     with found.reading():
-        found.budget.hold(records[_PICKLE].nbytes)
-        pickled = contents(region.path, records[_PICKLE], may_lack_checksum=True)
+        found.budget.hold(records[file].nbytes)
+        pickled = contents(region.path, records[file], may_lack_checksum=True)
         stream = Stream(region.path, BytesIO(pickled), end=len(pickled), has_spans=False)
         machine = TorchMachine(stream, found.budget)
         tree = machine.load()
         machine.expect_end()
         is_little = _is_little(region.path, records.get("byteorder"))
     for key, root in machine.storages.items():
-        member = records.get(_DATA + key)
+        member = records.get(f"{file.removesuffix('.pkl')}/{key}")
         if member is not None:
             root.there, root.is_little = member.nbytes, is_little
             root.region = None if member.is_packed else Region(region.path, member.position, member.nbytes)
@@ -281,11 +332,7 @@ def _records(found: Contents, region: Region) -> dict[str, Member]:
         # torch reads the first only.
         reason = f"an archive of {len(folders)} folders: expected {found.title}, which has one"
         raise found.refusal(reason, "unreadable", expected=1, found=len(folders))
-    records = {name.partition("/")[2]: member for name, member in files.items()}
-    if "constants.pkl" in records or any(name.startswith("code/") for name in records):
-        reason = f"a TorchScript archive, which holds a program: expected {found.title} — "
-        raise found.refusal(f"{reason}save the state_dict of the module", "torchscript", found="TorchScript")
-    return records
+    return {name.partition("/")[2]: member for name, member in files.items()}
 
 
 def _old(found: Contents, region: Region) -> Any:
