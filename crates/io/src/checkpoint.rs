@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ingot_format::{Dtype, Format, Header, SHARED_KEY, ShardIndex, natural_order};
 
@@ -57,6 +57,8 @@ pub struct Checkpoint {
     aliases: OnceLock<Aliases>,
     /// The reason for reading these files, before the reason for the backend.
     reason: Option<&'static str>,
+    /// The checkpoint that the tensors are computed from.
+    inputs: Option<Arc<Checkpoint>>,
 }
 
 #[derive(Debug)]
@@ -71,6 +73,7 @@ impl From<Archive> for Checkpoint {
             files: Contents::File(Box::new(archive)),
             aliases: OnceLock::new(),
             reason: None,
+            inputs: None,
         }
     }
 }
@@ -85,12 +88,21 @@ impl Checkpoint {
         }
     }
 
+    /// Return the checkpoint, whose tensors are computed from `inputs`.
+    pub(crate) fn computed_from(self, inputs: Arc<Checkpoint>) -> Checkpoint {
+        Checkpoint {
+            inputs: Some(inputs),
+            ..self
+        }
+    }
+
     /// Return the checkpoint of an index.
     pub(crate) fn of_shards(shards: Shards) -> Checkpoint {
         Checkpoint {
             files: Contents::Shards(Box::new(shards)),
             aliases: OnceLock::new(),
             reason: None,
+            inputs: None,
         }
     }
 
@@ -135,6 +147,9 @@ impl Checkpoint {
     /// False for a single file, which stays open, and for files that are not in a directory of this machine.
     #[must_use]
     pub fn is_replaced(&self) -> bool {
+        if let Some(inputs) = &self.inputs {
+            return inputs.is_replaced();
+        }
         match &self.files {
             Contents::File(_) => false,
             Contents::Shards(shards) => shards.store.is_replaced(),
@@ -148,6 +163,9 @@ impl Checkpoint {
     /// As [`Checkpoint::file`].
     #[doc(hidden)]
     pub fn identity(&self) -> Result<Option<(String, bool)>, Error> {
+        if let Some(inputs) = &self.inputs {
+            return inputs.identity();
+        }
         let files = self.all_files()?;
         let identities: Option<Vec<_>> = files.into_iter().map(Archive::identity).collect();
         Ok(identities.map(|all| {
@@ -251,6 +269,14 @@ impl Checkpoint {
         needed.dedup();
         self.open_files(&needed, watch)?;
         Ok(files)
+    }
+
+    /// Return the files that are open.
+    pub(crate) fn opened(&self) -> Vec<&Archive> {
+        match &self.files {
+            Contents::File(archive) => vec![archive],
+            Contents::Shards(shards) => shards.opened().collect(),
+        }
     }
 
     fn open_files(&self, numbers: &[usize], watch: &dyn Watch) -> Result<(), Error> {

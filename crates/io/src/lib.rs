@@ -170,11 +170,12 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 // From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`; `file`;
-// `workers`; `payload`, `checkpoint`; `read`; `fold`, `verify`; `save`;
+// `workers`; `payload`, `checkpoint`; `read`, `computed`; `fold`, `verify`; `save`;
 // `serialize`, `remote`; `edit`; `writer`; `fuzzing`, `binding`. Each imports what stands below it: scripts/check-floors.
 #[doc(hidden)]
 pub mod binding;
 mod checkpoint;
+mod computed;
 mod convert;
 mod device;
 mod digest;

@@ -123,6 +123,11 @@ impl Shards {
         }
     }
 
+    /// Return the shards that are open.
+    pub(super) fn opened(&self) -> impl Iterator<Item = &Archive> {
+        self.archives.iter().filter_map(OnceLock::get)
+    }
+
     /// Return the bytes of all data sections; `None` until all shards are open.
     pub(super) fn data_nbytes(&self) -> Option<u64> {
         let mut total = 0_u64;

@@ -167,16 +167,39 @@ impl Error {
 }
 
 impl Failure {
-    /// Return the error about `tensor` of the file at `path`.
+    /// Return the error about `tensor` of the file at `path`. An error of a file that a computed file is read from stays as
+    /// it is.
     #[must_use]
     pub fn about(self, path: Option<&Path>, tensor: Option<&str>) -> Error {
-        Error {
-            path: path
-                .filter(|_| !matches!(self, Failure::Interrupted))
-                .map(Path::to_owned),
-            tensor: tensor.map(ToOwned::to_owned),
-            failure: Box::new(self),
+        match self.of_input() {
+            Ok(error) => error,
+            Err(failure) => Error {
+                path: path
+                    .filter(|_| !matches!(failure, Failure::Interrupted))
+                    .map(Path::to_owned),
+                tensor: tensor.map(ToOwned::to_owned),
+                failure: Box::new(failure),
+            },
         }
+    }
+
+    /// Return the error that a failed read of a computed file contains.
+    fn of_input(self) -> Result<Error, Failure> {
+        let Failure::Read {
+            position,
+            expected,
+            found,
+            source: Some(source),
+        } = self
+        else {
+            return Err(self);
+        };
+        source.downcast().map_err(|source| Failure::Read {
+            position,
+            expected,
+            found,
+            source: Some(source),
+        })
     }
 }
 

@@ -101,6 +101,18 @@ impl Archive {
         })
     }
 
+    /// Return the open file of a source whose header is known. `path` is for the errors.
+    pub(crate) fn of_header(origin: Origin, path: Option<&Path>, header: Header) -> Archive {
+        let (backend, why) = origin.source().backend();
+        Archive {
+            path: path.map(Path::to_owned),
+            header,
+            origin,
+            backend,
+            why: why.into(),
+        }
+    }
+
     /// Returns the path of the file, or the URL without its secrets; `None` for other sources.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
@@ -362,6 +374,15 @@ impl<'a> Tensor<'a> {
         }
         let view = self.archive.view(self.entry.begin, self.entry.end)?;
         view.aligned_to(alignment(self.entry.dtype)).then_some(view)
+    }
+
+    /// Fill `dest` with bytes of the file, counted from `begin` of the tensor's first byte on.
+    ///
+    /// # Errors
+    /// [`Failure::Read`]; [`Failure::Changed`]; [`Failure::Interrupted`].
+    pub(crate) fn read_at(&self, begin: u64, dest: &mut [u8], stop: StopFlag<'_>) -> Result<(), Error> {
+        let read = read_exactly(self.archive.source(), self.start() + begin, dest, stop);
+        read.map_err(|failure| self.archive.explain(failure))
     }
 
     /// Return the position of its first byte in the file.
