@@ -1,15 +1,51 @@
-//! The source of the bytes of a computed checkpoint.
+//! The source of the bytes of a computed checkpoint, and the makers of its tensors.
 
+use std::fmt::Debug;
 use std::io::{self, Read};
 use std::ops::Range;
 use std::sync::Arc;
 
-use ingot_format::{Layout, StopFlag, saturating_usize, to_u64, to_usize};
+use ingot_format::{Dtype, Layout, Spec, StopFlag, saturating_usize, to_u64, to_usize};
 
-use super::{Made, Make};
 use crate::checkpoint::Checkpoint;
 use crate::error::Error;
 use crate::file::{Archive, ReadAt};
+
+/// Computes the bytes of one tensor.
+pub(crate) trait Make: Debug + Send + Sync {
+    /// Return the number of bytes that are best computed together, such as the size of an element or of a block. Calls of
+    /// [`Make::fill`] begin at a multiple of it and end at a multiple of it or at the end of the tensor.
+    fn unit_nbytes(&self) -> usize {
+        1
+    }
+
+    /// Fill `dest` with the bytes of the tensor from `begin` on. Many threads call this at once; scratch memory is bounded
+    /// by a few MiB. Read inputs by [`Tensor::read_at`](crate::Tensor).
+    ///
+    /// # Errors
+    /// Errors of reading the inputs, which name their file and tensor; [`Failure::Interrupted`] soon after `stop` is set.
+    fn fill(&self, inputs: &Checkpoint, begin: u64, dest: &mut [u8], stop: StopFlag<'_>)
+    -> Result<(), Error>;
+}
+
+/// A tensor of a computed checkpoint.
+#[derive(Debug)]
+pub(crate) struct Made {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+    pub(crate) maker: Box<dyn Make>,
+}
+
+impl Made {
+    pub(super) fn spec(&self) -> Spec<'_> {
+        Spec {
+            name: &self.name,
+            dtype: self.dtype,
+            shape: &self.shape,
+        }
+    }
+}
 
 /// A file of which only the header exists. Its data is computed by the makers of its tensors.
 #[derive(Debug)]
@@ -196,7 +232,7 @@ impl Read for Reader<'_> {
 
 #[cfg(test)]
 mod tests {
-    use ingot_format::{Dtype, Format, Spec, layout};
+    use ingot_format::{Format, layout};
 
     use super::*;
     use crate::computed::compute;
