@@ -311,6 +311,12 @@ class Checkpoint:
     def from_object(
         reader: Reader, leniency: Leniency = "accept", max_header_size: int | None = None
     ) -> Checkpoint: ...
+    def dequantized(self, config: str | None, dtype: str | None) -> tuple[Checkpoint, list[str]] | None:
+        """Return the checkpoint with its weights dequantised as they are read, and the names that it lacks.
+
+        `config` is the text of the ``config.json`` beside the model. None if no tensor is quantised.
+        """
+
     @property
     def path(self) -> str | None: ...
     @property

@@ -300,6 +300,7 @@ class OpenOptions(HeaderOptions, total=False):
     strict: bool
     lenient: bool
     confine: bool
+    dequantize: bool | Dtype
 
 
 class ReadOptions(TypedDict, total=False):
@@ -321,6 +322,13 @@ class ReadOptions(TypedDict, total=False):
         How a URL is reached (`ingot.StorageOptions`).
     max_header_size : int, optional
         Reject longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
+    dequantize : bool or ingot.typing.Dtype
+        Dequantise quantised weights while they are read (docs/guides/dequantising.md). The tensors have the
+        names and shapes that the model had before, such as ``x.weight``, and scales, zero points and other
+        parts of quantised weights are left out. Values are computed in float32 and rounded once: to the dtype
+        of the model in the ``config.json`` beside it, or else to BF16; or to the dtype that is passed here:
+        F16, BF16, F32 or F64. Tensors that are not quantised are unchanged. Not together with `verify` and
+        `expected_sha256`.
     """
 
     backend: Backend
@@ -328,6 +336,7 @@ class ReadOptions(TypedDict, total=False):
     progress: Progress
     storage_options: StorageOptions | None
     max_header_size: int | None
+    dequantize: bool | Dtype
 
 
 class SelectOptions(TypedDict, total=False):
@@ -458,6 +467,8 @@ class CopyOptions(ReplaceOptions, total=False):
 
 class RewriteOptions(HeaderOptions, CopyOptions, total=False):
     """How tensors of other files are copied into new files."""
+
+    dequantize: bool | Dtype
 
 
 class CastOptions(ReadOptions, ReplaceOptions, total=False):

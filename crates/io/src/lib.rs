@@ -177,6 +177,7 @@ pub mod binding;
 mod checkpoint;
 mod computed;
 mod convert;
+mod dequantise;
 mod device;
 mod digest;
 mod disk;

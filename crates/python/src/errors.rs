@@ -46,6 +46,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Failure::Unstorable(_) => "SaveError",
         Failure::UnknownBackend(_) | Failure::InvalidThreads(_) => "OptionError",
         Failure::Conversion { .. } => "DtypeError",
+        Failure::Dequantization(_) => "ConversionError",
         Failure::Destination(_) => "DestinationError",
         Failure::Edit(fault) => edit_class(fault),
         Failure::Checksums(_) | Failure::NoDigest | Failure::Digest(_) => "IntegrityError",

@@ -7,9 +7,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
-    Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, read_to, warm_tensors,
+    Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, dequantise, read_to,
+    warm_tensors,
 };
-use ingot_io::{Backend, CheckpointOptions, Error, Failure, Job, OpenOptions, Reach, ReadOptions, Tensor};
+use ingot_io::{
+    Backend, CheckpointOptions, Dtype, Error, Failure, Job, OpenOptions, Reach, ReadOptions, Tensor,
+};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
@@ -147,6 +150,22 @@ impl Checkpoint {
         let options = OpenOptions::new().limits(limits(leniency, max_header_size)?);
         let path = path.as_deref().map(Path::new);
         Checkpoint::of_archive(py, || ingot_io::Archive::of(source, path, &options, None))
+    }
+
+    /// Return the checkpoint with its weights dequantised as they are read, and the names that it lacks. `None` if no tensor
+    /// is quantised.
+    fn dequantized(
+        &self,
+        py: Python<'_>,
+        config: Option<&str>,
+        dtype: Option<&str>,
+    ) -> PyResult<Option<(Checkpoint, Vec<String>)>> {
+        let (checkpoint, dtype) = (self.opened(py)?, dtype.and_then(Dtype::from_code));
+        let open = || match dequantise(checkpoint, config, dtype)? {
+            None => Ok(None),
+            Some(found) => Ok(Some((Checkpoint::of(found.checkpoint)?, found.removed))),
+        };
+        py.detach(open).map_err(|error| raise(py, &error))
     }
 
     #[getter]

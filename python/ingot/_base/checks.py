@@ -63,6 +63,8 @@ NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
 }
 
 
+# Codes of the dtypes that quantised weights are dequantised to.
+DEQUANTISED = ("BF16", "F16", "F32", "F64")
 # Codes of the dtypes that floats are converted to.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 
@@ -464,6 +466,17 @@ def float_code(dtype: Dtype) -> str:
     words = f"one of {', '.join(FLOATS)}, or a framework's name for one of them{f': {hint}' if hint else ''}"
     message = f"dtype {dtype!r} is not one that floats are converted to: expected {words}"
     raise OptionError(message, code="no-conversion", expected=FLOATS, found=dtype)
+
+
+def checked_dequantize(given: bool | Dtype) -> bool | str:
+    """Return whether weights are dequantised, or the code of their dtype."""
+    if given is None or isinstance(given, bool):
+        return bool(given)
+    code = float_code(given)
+    if code not in DEQUANTISED:
+        message = f"dequantize={given!r}: expected True, False or one of {', '.join(DEQUANTISED)}"
+        raise OptionError(message, code="no-conversion", expected=DEQUANTISED, found=given)
+    return code
 
 
 def checked_dtype(dtype: Dtype | None) -> str | None:

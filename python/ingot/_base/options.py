@@ -54,6 +54,8 @@ class Loading(NamedTuple):
     progress: bool | typing.Tell = False
     storage_options: typing.StorageOptions | None = None
     max_header_size: int | None = None
+    # True, or the code of the dtype of dequantised weights.
+    dequantize: bool | str = False
     keys: Selector | None = None
     drop: Selector | None = None
     slices: Mapping[str, Any] | None = None
@@ -79,6 +81,16 @@ class Loading(NamedTuple):
     def selects(self) -> bool:
         """Whether tensors are left out, sliced or converted."""
         return (self.keys, self.drop, self.slices, self.dtype) != (None,) * 4
+
+    @property
+    def computes(self) -> bool:
+        """Whether tensors are computed from the stored ones."""
+        return self.dequantize is not False
+
+    @property
+    def proves(self) -> bool:
+        """Whether a digest is compared."""
+        return self.verify or self.expected_sha256 is not None
 
 
 DEFAULT_LOADING: Loading = Loading()
@@ -187,6 +199,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "storage_options": checks.checked_storage_options,
     "keys": lambda given: checked_keys("keys", given),
     "drop": lambda given: checked_keys("drop", given),
+    "dequantize": checks.checked_dequantize,
     "dtype": checks.checked_dtype,
     "expected_sha256": checks.checked_sha256,
     "metadata": checks.texts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from ingot._base.progress import Several, reporting_on
 from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
 from ingot.typing import Source, Tell
+
+from .config import config_beside, parsed
 
 if TYPE_CHECKING:
     from ingot._native import _ShardHeaders as ShardHeaders
@@ -98,10 +101,31 @@ def open_checkpoint(
     confine: bool = False,
     lent: bool = False,
 ) -> Checkpoint:
-    """Open a file, a checkpoint, a URL or an object.
+    """Open a file, a checkpoint, a URL or an object, whose tensors may be computed as they are read.
 
     If `lent`, the file may be closed and opened again between reads.
     """
+    checkpoint = _stored(source, how, leniency, confine, lent)
+    return computed(source, checkpoint, how) if how.computes else checkpoint
+
+
+def computed(source: Source, checkpoint: Checkpoint, how: Loading) -> Checkpoint:
+    """Return the checkpoint of the tensors that are computed from the stored ones."""
+    if how.proves:
+        raise OptionError(
+            "verify and expected_sha256 compare stored bytes, which dequantize=True changes: verify the file first",
+            code="verify-computed",
+        )
+    path: Any = again_by(source, checkpoint.path or "")
+    file = config_beside(path, how.storage_options) if is_path(path) and path else None
+    config = parsed(file, "correct it, or move it away to dequantise by the tensors alone")
+    text = None if config is None else json.dumps(config)
+    found = checkpoint.dequantized(text, how.dequantize if isinstance(how.dequantize, str) else None)
+    return checkpoint if found is None else found[0]
+
+
+def _stored(source: Source, how: Loading, leniency: Leniency, confine: bool, lent: bool) -> Checkpoint:
+    """Open the tensors as they are stored."""
     backend = how.backend
     found: Any = source
     if isinstance(found, str) and is_url(found):
@@ -176,5 +200,7 @@ def open_source(source: Source, how: Loading, headers: ShardHeaders | None = Non
         return open_checkpoint(source, how)
     path: Any = source
     if isinstance(path, str) and is_url(path):
-        return Checkpoint.open_url_with(path, how.storage_options, headers)
-    return Checkpoint.open_with(path, how.backend, headers)
+        checkpoint = Checkpoint.open_url_with(path, how.storage_options, headers)
+    else:
+        checkpoint = Checkpoint.open_with(path, how.backend, headers)
+    return computed(source, checkpoint, how) if how.computes else checkpoint

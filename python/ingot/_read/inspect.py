@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import json
-import os
-import stat
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 
 from ingot import _native
 from ingot._base.checks import is_path
 from ingot._base.options import Loading, checked, takes
 from ingot._base.report import Report
-from ingot._base.text import _escaped, located, plural
+from ingot._base.text import plural
 from ingot._base.waits import settled
-from ingot._native import Checkpoint, ShardIndex, TensorInfo, fetch_beside, hub_headers, is_url
-from ingot.errors import CheckpointError
-from ingot.typing import HeaderOptions, Source, StorageOptions
+from ingot._native import Checkpoint, ShardIndex, TensorInfo, hub_headers, is_url
+from ingot.typing import HeaderOptions, Source
 
 from . import parameters as _parameters
+from .config import Config, config_beside, parsed
 from .door import open_checkpoint, resolved
 from .parameters import Counter
 
 if TYPE_CHECKING:
     from ingot._native import _FileHeader as FileHeader
-
-
-Config: TypeAlias = Mapping[str, Any]
-
-
-CONFIG = "config.json"
-# The most bytes of the configuration that are read; the limit of the Hub's own reader.
-CONFIG_NBYTES = 10_000_000
 
 
 @dataclass(slots=True, repr=False)
@@ -257,7 +246,7 @@ def _inspected(
         headers, found = remote.headers_and_config() if wants_config else (remote.headers(), None)
     else:
         headers, path = _local(source, how)
-        found = _parsed(config_beside(path)) if wants_config and path else None
+        found = parsed(config_beside(path)) if wants_config and path else None
     config = found if config is None else config
     count_later = partial(_counted, headers, count, config)
     return RepoMetadata._counting_later(headers.metadata, headers.is_sharded, count_later)
@@ -330,74 +319,6 @@ def _index(source: Source) -> ShardIndex | None:
     return ShardIndex.read(found) if is_path(found) else None
 
 
-class ConfigFile(NamedTuple):
-    """A ``config.json``, which may be invalid."""
-
-    #: The path or URL, without secrets.
-    path: str
-    #: At most `CONFIG_NBYTES`, and one more of a larger file.
-    data: bytes
-
-
-def config_beside(
-    path: str,
-    storage_options: StorageOptions | None = None,
-    progress: Callable[[int, int], object] | None = None,
-) -> ConfigFile | None:
-    """Read ``config.json`` beside the model at `path`, a path or a URL. Return None if it does not exist.
-
-    A URL is requested with `storage_options`. `progress` may raise to stop the request.
-    """
-    if is_url(path):
-        try:
-            return ConfigFile(*fetch_beside(path, CONFIG, CONFIG_NBYTES, storage_options, progress=progress))
-        except (FileNotFoundError, PermissionError):
-            # Stores that do not allow listing answer with this status if the file does not exist.
-            return None
-    return file_beside(path, CONFIG)
-
-
-def file_beside(path: str, name: str) -> ConfigFile | None:
-    """Read a local file of JSON beside the model at `path`. Return None if it does not exist."""
-    path = os.path.join(os.path.dirname(path), name)
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise _unusable(path, "is not a regular file")
-        with open(path, "rb", opener=_without_waiting) as file:
-            return ConfigFile(path, file.read(CONFIG_NBYTES + 1))
-    except FileNotFoundError:
-        return None
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that may have become a FIFO, which would wait for its writer."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
-
-
-def _parsed(file: ConfigFile | None) -> Config | None:
-    """Return the contents of the configuration, as parsed by Python's own JSON reader."""
-    if file is None:
-        return None
-    path, data = file
-    if len(data) > CONFIG_NBYTES:
-        raise _unusable(path, f"is too large: expected at most {CONFIG_NBYTES} bytes")
-    try:
-        config = json.loads(data)
-    except (ValueError, RecursionError) as fault:
-        raise _unusable(path, f"is not JSON: {_escaped(str(fault))}") from fault
-    if not isinstance(config, dict):
-        raise _unusable(path, f"is not a JSON object: found {type(config).__name__}")
-    return config
-
-
-def _unusable(path: str, why: str) -> CheckpointError:
-    reason = (
-        f"the configuration {why} — it describes the quantisation; pass config= or "
-        'count="stored" to count without it'
-    )
-    return located(CheckpointError, reason, code="invalid-config", path=path)
-
-
 class _Remote:
     """A remote model."""
 
@@ -441,7 +362,7 @@ class _Remote:
         return Checkpoint.open_url(self._url, options, "accept", most, progress=self._tell)
 
     def _config(self) -> Config | None:
-        return _parsed(config_beside(self._url, self._options, self._tell))
+        return parsed(config_beside(self._url, self._options, self._tell))
 
     def _tell(self, done: int, total: int) -> None:
         """Stop a request whose result is not used any more. Called ten times a second during the request."""

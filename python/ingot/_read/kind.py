@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ingot._native import is_url
 from ingot.errors import CheckpointError
 
-from .inspect import CONFIG, file_beside
+from .config import CONFIG, file_beside
 
 Shape: TypeAlias = "tuple[int | None, ...]"
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ingot._base.text import _escaped
 from ingot._native import ShardIndex, is_url, local_path, shown_url, url_file_name
 from ingot._read import door
-from ingot._read.inspect import CONFIG, CONFIG_NBYTES, config_beside
+from ingot._read.config import CONFIG, CONFIG_NBYTES, config_beside
 from ingot.errors import CheckpointError, SafetensorError, StorageError
 
 if TYPE_CHECKING:

@@ -89,6 +89,8 @@ pub enum Failure {
         /// The requested dtype.
         wanted: Dtype,
     },
+    /// The weight that this tensor is a part of cannot be dequantised, for this reason.
+    Dequantization(String),
     /// The destination of a tensor does not fit the tensor.
     #[doc(hidden)]
     Destination(Misfit),
@@ -199,6 +201,7 @@ impl Failure {
             Failure::Conversion { stored, wanted } => {
                 ("no-conversion", format!("{stored} is not converted to {wanted}"))
             }
+            Failure::Dequantization(reason) => ("no-dequantization", reason.clone()),
             Failure::Destination(misfit) => misfit.row(),
             Failure::Edit(fault) => fault.row(),
             Failure::Checksums(reason) => ("invalid-checksums", reason.clone()),

@@ -1,0 +1,217 @@
+//! A tensor that is decoded tile by tile.
+
+use std::cell::RefCell;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ingot_format::{Dtype, StopFlag, saturating_usize, to_u64};
+
+use super::part::Reads;
+use crate::checkpoint::Checkpoint;
+use crate::computed::Make;
+use crate::convert::convert;
+use crate::error::{Error, Failure};
+
+/// Elements that are decoded at once. Their floats fit in a core's second cache.
+const TILE: u64 = 64 << 10;
+
+/// Rows of a tile whose rows are columns of the stored words. A run of 64 words is long enough to be read without waste.
+const ROWS_ACROSS: u64 = 64;
+
+/// Rows that are decoded together for reads of parts of single rows, which mostly follow one another.
+const ROWS_AHEAD: u64 = 16;
+
+/// Parts of a row that are longer than this are decoded alone.
+const LONG_PART: u64 = 16 << 10;
+
+/// Decodes a matrix of numbers.
+pub(super) trait Decode: Debug + Send + Sync {
+    /// Return whether the rows are columns of the stored words, so that a single row costs as much as many.
+    fn is_across(&self) -> bool {
+        false
+    }
+
+    /// Fill `values`, row after row, with the numbers of a tile.
+    fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error>;
+}
+
+/// Some columns of some rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Tile {
+    pub(super) rows: Range<u64>,
+    pub(super) columns: Range<u64>,
+}
+
+impl Tile {
+    pub(super) fn height(&self) -> usize {
+        saturating_usize(self.rows.end - self.rows.start)
+    }
+
+    pub(super) fn width(&self) -> usize {
+        saturating_usize(self.columns.end - self.columns.start)
+    }
+}
+
+/// The maker of a tensor, whose leading dimensions are seen as one.
+#[derive(Debug)]
+pub(super) struct Matrix {
+    decoder: Box<dyn Decode>,
+    rows: u64,
+    columns: u64,
+    dtype: Dtype,
+    number: u64,
+}
+
+/// Numbers of the matrices, which keep their parts in [`AHEAD`] apart.
+static NUMBERS: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// The rows that this thread decoded last for a read of a part of one row.
+    static AHEAD: RefCell<Ahead> = RefCell::default();
+}
+
+/// Parts of several rows, encoded.
+#[derive(Debug, Default)]
+struct Ahead {
+    known: Option<(u64, Tile)>,
+    bytes: Vec<u8>,
+}
+
+impl Matrix {
+    pub(super) fn new(decoder: Box<dyn Decode>, rows: u64, columns: u64, dtype: Dtype) -> Matrix {
+        Matrix {
+            decoder,
+            rows,
+            columns,
+            dtype,
+            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+        }
+    }
+
+    fn element_nbytes(&self) -> usize {
+        saturating_usize(self.dtype.bits() / 8)
+    }
+
+    /// Return the next whole rows, or the rest of a row, from element `at` on, of which `left` are wanted.
+    fn band(&self, at: u64, left: u64) -> Tile {
+        let (row, column) = (at / self.columns, at % self.columns);
+        if column > 0 || left < self.columns {
+            let columns = column..self.columns.min(column + left);
+            return Tile {
+                rows: row..row + 1,
+                columns,
+            };
+        }
+        let most = if self.decoder.is_across() {
+            ROWS_ACROSS
+        } else {
+            (TILE / self.columns).max(1)
+        };
+        Tile {
+            rows: row..row + most.min(left / self.columns),
+            columns: 0..self.columns,
+        }
+    }
+
+    /// Fill `dest` with a band.
+    fn fill_band(&self, band: &Tile, reads: Reads<'_>, dest: &mut [u8]) -> Result<(), Error> {
+        let (height, width) = (to_u64(band.height()), to_u64(band.width()));
+        let step = (TILE / height).max(1);
+        let row_nbytes = band.width() * self.element_nbytes();
+        let mut values = vec![0_f32; saturating_usize(height * step.min(width))];
+        let mut at = band.columns.start;
+        while at < band.columns.end {
+            if reads.stop.is_set() {
+                return Err(Failure::Interrupted.into());
+            }
+            let tile = Tile {
+                rows: band.rows.clone(),
+                columns: at..band.columns.end.min(at + step),
+            };
+            let values = &mut values[..tile.height() * tile.width()];
+            self.decoder.decode(&tile, reads, values)?;
+            let skip = saturating_usize(at - band.columns.start) * self.element_nbytes();
+            let nbytes = tile.width() * self.element_nbytes();
+            for (values, row) in values
+                .chunks_exact(tile.width())
+                .zip(dest.chunks_exact_mut(row_nbytes))
+            {
+                encode(values, self.dtype, &mut row[skip..skip + nbytes]);
+            }
+            at = tile.columns.end;
+        }
+        Ok(())
+    }
+
+    /// Fill `dest` with a part of a row. The same part of the rows that follow is decoded with it, since a slice of columns is
+    /// read row by row.
+    fn fill_part(&self, part: &Tile, reads: Reads<'_>, dest: &mut [u8]) -> Result<(), Error> {
+        let row = part.rows.start;
+        AHEAD.with_borrow_mut(|ahead| {
+            let has_it = ahead.known.as_ref().is_some_and(|(number, tile)| {
+                *number == self.number && tile.columns == part.columns && tile.rows.contains(&row)
+            });
+            if !has_it {
+                let tile = Tile {
+                    rows: row..self.rows.min(row + ROWS_AHEAD),
+                    columns: part.columns.clone(),
+                };
+                ahead.known = None;
+                ahead.bytes.resize(dest.len() * tile.height(), 0);
+                self.fill_band(&tile, reads, &mut ahead.bytes)?;
+                ahead.known = Some((self.number, tile));
+            }
+            let first = ahead.known.as_ref().map_or(row, |(_, tile)| tile.rows.start);
+            let at = saturating_usize(row - first) * dest.len();
+            dest.copy_from_slice(&ahead.bytes[at..at + dest.len()]);
+            Ok(())
+        })
+    }
+}
+
+impl Make for Matrix {
+    fn unit_nbytes(&self) -> usize {
+        self.element_nbytes()
+    }
+
+    fn fill(
+        &self,
+        inputs: &Checkpoint,
+        begin: u64,
+        dest: &mut [u8],
+        stop: StopFlag<'_>,
+    ) -> Result<(), Error> {
+        let reads = Reads { inputs, stop };
+        let unit = to_u64(self.element_nbytes());
+        let (mut at, mut rest) = (begin / unit, dest);
+        let wanted = to_u64(rest.len()) / unit;
+        let is_part = wanted < self.columns && wanted <= LONG_PART && self.rows > 1;
+        while !rest.is_empty() {
+            let band = self.band(at, to_u64(rest.len()) / unit);
+            let count = band.height() * band.width();
+            let (dest, after) = rest.split_at_mut(count * self.element_nbytes());
+            if is_part {
+                self.fill_part(&band, reads, dest)?;
+            } else {
+                self.fill_band(&band, reads, dest)?;
+            }
+            (at, rest) = (at + to_u64(count), after);
+        }
+        Ok(())
+    }
+}
+
+/// Round floats to `dtype`, once.
+fn encode(values: &[f32], dtype: Dtype, dest: &mut [u8]) {
+    // In pieces that stay in the first cache.
+    const PIECE: usize = 1024;
+    let mut bytes = [0; 4 * PIECE];
+    let width = dest.len() / values.len().max(1);
+    for (values, dest) in values.chunks(PIECE).zip(dest.chunks_mut(PIECE * width.max(1))) {
+        for (value, bytes) in values.iter().zip(bytes.as_chunks_mut::<4>().0) {
+            *bytes = value.to_le_bytes();
+        }
+        convert(Dtype::F32, dtype, &bytes[..4 * values.len()], dest);
+    }
+}
