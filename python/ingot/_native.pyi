@@ -40,6 +40,7 @@ __all__ = [
     "blob_digest",
     "check_destination",
     "check_storage_options",
+    "destination",
     "distances",
     "download",
     "fetch_beside",
@@ -504,6 +505,9 @@ def local_path(given: str | bytes | PathLike[str] | PathLike[bytes]) -> str | by
     Every path that is read from or written to is converted here.
     """
 
+def destination(given: str | bytes | PathLike[str] | PathLike[bytes]) -> str | bytes:
+    """Return a URL of a store that files are written to, or otherwise a path as `local_path` does."""
+
 def url_file_name(url: str) -> str:
     """Return the name of the file behind a URL."""
 
@@ -569,9 +573,12 @@ def prepare(
     overwrite: bool = True,
     atomic: bool = True,
     replace_read_only: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
     checksums: Sequence[str] = ...,
 ) -> NewFile:
     """Collect the contents of a new file. Nothing is written yet.
+
+    `path` may be a URL of a store (`destination`), which `storage_options` reach.
 
     `payload(name, tensor)` returns a DLPack capsule, ``(code, shape, buffer)``, ``(code, shape, fetch)``,
     where ``fetch(begin, end)`` returns these bytes as a capsule or a buffer, or, for a tensor in C order on a

@@ -509,6 +509,7 @@ class SaveOptions(CopyOptions, total=False):
 
     format: Format | None
     atomic: bool
+    storage_options: StorageOptions | None
 
 
 class ShardOptions(TypedDict, total=False):

@@ -68,6 +68,14 @@ def files() -> dict[str, bytes]:
 
 def answer(handler: Handler, request: Request) -> None:
     handler.rfile.read(int(request.headers.get("content-length", 0)))
+    if handler.command in ("PUT", "POST", "DELETE"):
+        # A store that obeys conditions: the second request for one object is refused.
+        seen = [one for one in handler.server.facts.requests if one.path == request.path]
+        refused = "if-none-match" in request.headers and len(seen) > 1
+        body = WRITTEN.get(handler.command, b"") if not refused else b""
+        handler.head(412 if refused else 200, Content_Length=len(body), ETag='"e"')
+        handler.body(body)
+        return
     path = unquote(urlsplit(request.path).path)
     # A repository has a revision in its paths.
     folder, _, name = path.rpartition("/")
@@ -79,6 +87,10 @@ def answer(handler: Handler, request: Request) -> None:
     else:
         handler.head(200, Content_Length=len(data), ETag=f'"{len(data)}"', X_Repo_Commit="c" * 40)
         handler.body(b"" if handler.command == "HEAD" else data)
+
+
+#: The answers to a request that begins an upload, and to one that completes it.
+WRITTEN = {"POST": b"<R><UploadId>1</UploadId></R></CompleteMultipartUploadResult>"}
 
 
 # Kinds of stores. ------------------------------------------------------------------------------------------
@@ -319,6 +331,51 @@ CALLS: dict[str, tuple[tuple[str, ...], Call]] = {
         for module in ("numpy", "torch", "flax")
     },
 }
+#: Writes of a file that is sent in parts, without an existing object.
+LARGE = {"weight": numpy.zeros(17 << 20, numpy.uint8)}
+
+
+def save_file(module: str) -> Call:
+    def save(url: str, options: Options, folder: Path) -> None:
+        saving = import_module(module)
+        tensors = WEIGHTS if module == "ingot.numpy" else saving.load(files()[SINGLE])
+        saving.save_file(tensors, url, storage_options=options)
+        saving.save_file(tensors, url, storage_options=options, background=True).result()
+
+    return save
+
+
+def save_large(url: str, options: Options, folder: Path) -> None:
+    save_file("ingot.numpy")(url, options, folder)
+    for overwrite in (True, False):
+        ingot.numpy.save_file(LARGE, url, storage_options=options, overwrite=overwrite)
+
+
+def save_state(module: str) -> Call:
+    def save(url: str, options: Options, folder: Path) -> None:
+        import_module(module).save_state({"step": 1}, url, storage_options=options)
+
+    return save
+
+
+BUFFER = {"a": {"dtype": "U8", "shape": [1], "data": b"a"}}
+
+#: Each public function that takes `storage_options` to write, and a call of it.
+WRITES: dict[str, Call] = {
+    "ingot.serialize_file": lambda url, options, folder: ingot.serialize_file(
+        BUFFER, url, storage_options=options
+    ),
+    "ingot.torch.save_model": lambda url, options, folder: ingot.torch.save_model(
+        torch.nn.Linear(2, 2), url, storage_options=options
+    ),
+    **{
+        f"ingot.{module}.save_file": save_file(f"ingot.{module}")
+        for module in ("torch", "flax", "tensorflow", "mlx", "paddle")
+    },
+    "ingot.numpy.save_file": save_large,
+    **{f"ingot.{module}.save_state": save_state(f"ingot.{module}") for module in ("numpy", "torch", "flax")},
+}
+WRITTEN_KINDS = [kind for kind in STORES if kind.startswith(("s3", "az"))]
 NEEDS = {"ingot.flax": "jax", "ingot.tensorflow": "tensorflow", "ingot.mlx": "mlx", "ingot.paddle": "paddle"}
 MODULES = ("ingot", "ingot.numpy", "ingot.torch", "ingot.dcp", "ingot.modelspec", *NEEDS)
 
@@ -336,7 +393,8 @@ def test_identity_table_has_every_function_with_storage_options() -> None:
             is_ours = callable(public) and not (isinstance(public, type) and issubclass(public, dict))
             if is_ours and "storage_options" in inspect.signature(public).parameters:
                 taking.add(f"{module}.{name}")
-    assert taking == {name for name in CALLS if is_installed(name.rpartition(".")[0])}
+    known = {*CALLS, *WRITES}
+    assert taking == {name for name in known if is_installed(name.rpartition(".")[0])}
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if is_installed(name.rpartition(".")[0])])
@@ -366,6 +424,25 @@ def test_requests_use_the_options_of_the_call(
                 assert store.shows in shown, request
                 assert bool(store.shows) == bool(shown), request
                 assert "environment" not in str(request.headers).lower(), request
+    assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if is_installed(name.rpartition(".")[0])])
+@pytest.mark.parametrize("kind", WRITTEN_KINDS)
+def test_requests_that_write_use_the_options_of_the_call(
+    kind: str, name: str, elsewhere: Server, tmp_path: Path
+) -> None:
+    store = STORES[kind]
+    with serving(answer) as server:
+        options = {**store.options, "endpoint": server.url(""), "headers": {"X-Mine": "of-the-call"}}
+        WRITES[name](store.url.format("", "new/object"), options, tmp_path)
+        assert server.requests
+        for request in server.requests:
+            assert request.headers.get("x-mine") == "of-the-call"
+            shown = request.headers.get("authorization", "")
+            assert store.shows in shown, request
+            assert bool(store.shows) == bool(shown), request
+            assert "environment" not in str(request.headers).lower(), request
     assert elsewhere.requests == []
 
 

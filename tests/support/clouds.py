@@ -39,6 +39,45 @@ class Refused(Exception):
     """The credentials are invalid."""
 
 
+def signer(
+    keys: dict[str, tuple[str, str | None]],
+    url: str,
+    method: str,
+    request: Request,
+    body: bytes,
+    service: str = "s3",
+) -> str:
+    """Return the key, one of `keys`, with which a request is signed, according to botocore."""
+    from botocore.auth import S3SigV4Auth, SigV4Auth
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
+    fields = dict(re.findall(r"(\w+)=([^, ]+)", request.headers["authorization"]))
+    key, day, region, scope, _ = fields["Credential"].split("/")
+    assert scope == service
+    if key not in keys:
+        raise Refused("there is no such key")
+    secret, session = keys[key]
+    assert request.headers.get("x-amz-security-token") == session
+    kind = S3SigV4Auth if service == "s3" else SigV4Auth
+    auth = kind(Credentials(key, secret, session), service, region)
+    names = fields["SignedHeaders"].split(";")
+    assert {name for name in request.headers if name.startswith("x-amz-")} <= set(names)
+    again = AWSRequest(
+        method=method,
+        url=url,
+        data=body,
+        headers={name: request.headers[name] for name in names},
+    )
+    time = request.headers["x-amz-date"]
+    assert time.startswith(day)
+    again.context["timestamp"] = time
+    signature = auth.signature(auth.string_to_sign(again, auth.canonical_request(again)), again)
+    if signature != fields["Signature"]:
+        raise Refused("the signature does not match")
+    return key
+
+
 class Cloud:
     """The issued credentials, and the identities that have read."""
 
@@ -102,35 +141,7 @@ class Cloud:
         return "nobody"
 
     def _signer(self, handler: Handler, request: Request, body: bytes, service: str) -> str:
-        """Return the key with which a request is signed, according to botocore."""
-        from botocore.auth import S3SigV4Auth, SigV4Auth
-        from botocore.awsrequest import AWSRequest
-        from botocore.credentials import Credentials
-
-        fields = dict(re.findall(r"(\w+)=([^, ]+)", request.headers["authorization"]))
-        key, day, region, scope, _ = fields["Credential"].split("/")
-        assert scope == service
-        if key not in self.keys:
-            raise Refused("there is no such key")
-        secret, session = self.keys[key]
-        assert request.headers.get("x-amz-security-token") == session
-        kind = S3SigV4Auth if service == "s3" else SigV4Auth
-        auth = kind(Credentials(key, secret, session), service, region)
-        names = fields["SignedHeaders"].split(";")
-        assert {name for name in request.headers if name.startswith("x-amz-")} <= set(names)
-        again = AWSRequest(
-            method=handler.command,
-            url=self.url(request.path),
-            data=body,
-            headers={name: request.headers[name] for name in names},
-        )
-        time = request.headers["x-amz-date"]
-        assert time.startswith(day)
-        again.context["timestamp"] = time
-        signature = auth.signature(auth.string_to_sign(again, auth.canonical_request(again)), again)
-        if signature != fields["Signature"]:
-            raise Refused("the signature does not match")
-        return str(key)
+        return signer(self.keys, self.url(request.path), handler.command, request, body, service)
 
     # Issued credentials.
 

@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.facts.requests.append(request)
         self.server.answer(self, request)
 
-    do_CONNECT = do_HEAD = do_PUT = do_POST = do_GET
+    do_CONNECT = do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
 
     def log_message(self, *arguments: object) -> None:
         pass

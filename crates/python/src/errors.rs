@@ -215,6 +215,10 @@ fn remote_error(py: Python<'_>, error: &Error, path: &Path, source: &std::io::Er
         _ if fault.is_misuse() => return ours(py, "OptionError", error),
         std::io::ErrorKind::NotFound if fault.is_answer() => "ENOENT",
         std::io::ErrorKind::PermissionDenied if fault.is_answer() => "EACCES",
+        std::io::ErrorKind::AlreadyExists => {
+            let hint = error.hint().unwrap_or_default();
+            return numbered(py, "EEXIST", path, format!("{fault} — {hint}"));
+        }
         _ => return of_object(py, ours(py, "StorageError", error), error),
     };
     numbered(py, errno, path, fault.to_string())
@@ -233,6 +237,11 @@ fn numbered(py: Python<'_>, errno: &str, path: &Path, words: String) -> PyErr {
 /// Return the exception for a failed save: a `StorageError`, or the builtin that `open(path, "wb")` raises if permission is
 /// missing or the target is a directory.
 fn write_error(py: Python<'_>, error: &Error) -> PyErr {
+    if let (Some(path), Some(source)) = (error.path(), error.system())
+        && let Some(fault) = Fault::of(source)
+    {
+        return remote_error(py, error, path, source, fault);
+    }
     match (error.path(), error.system()) {
         (Some(path), Some(source))
             if matches!(

@@ -31,6 +31,7 @@ mod shards;
 mod shared;
 mod statistics;
 mod tensor;
+mod upload;
 mod watch;
 mod wrap;
 mod writer;
@@ -63,7 +64,7 @@ mod _native {
     #[pymodule_export]
     use crate::open::in_natural_order;
     #[pymodule_export]
-    use crate::paths::{is_url, local_path, shown_url};
+    use crate::paths::{destination, is_url, local_path, shown_url};
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
@@ -76,6 +77,8 @@ mod _native {
     use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Exporter;
+    #[pymodule_export]
+    use crate::upload::upload;
     #[pymodule_export]
     use crate::wrap::Wrap;
     #[pymodule_export]

@@ -76,7 +76,8 @@ fn refuse_url(py: Python<'_>, text: &str) -> PyResult<()> {
     }
     let shown = redacted(text);
     let message = format!(
-        "{}: is a URL: expected a path on this machine — URLs are read where they are given as a str, and never written to",
+        "{}: is a URL: expected a path on this machine — URLs are read where they are given as a str, and `save_file` writes to \
+         s3:// and az://",
         ingot_format::Escaped(&shown)
     );
     let facts = PyDict::new(py);
@@ -127,6 +128,20 @@ pub(crate) fn shown_url(url: &Bound<'_, PyString>) -> PyResult<Py<PyString>> {
         Ok(text) => PyString::new(url.py(), &redacted(text)).unbind(),
         Err(_) => url.clone().unbind(),
     })
+}
+
+/// Return the URL of a store that files are written to, or otherwise a path as `local_path` does. See `_native.pyi`.
+#[pyfunction]
+pub(crate) fn destination<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if is_store(given) {
+        return Ok(given.clone());
+    }
+    local_path(given)
+}
+
+/// Return whether an argument is the URL of a store that files are written to.
+pub(crate) fn is_store(given: &Bound<'_, PyAny>) -> bool {
+    given.extract::<&str>().is_ok_and(ingot_io::binding::is_written)
 }
 
 /// Return a path of this machine as a str, or as bytes if it is given as bytes. See `_native.pyi`.

@@ -6,24 +6,27 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use ingot_format::{Align, Format, FormatError, Layout, LayoutOptions, Spec, to_u64, to_usize};
-use ingot_io::binding::{Keep, NewHeader, Pieces, Snapshot, StopFlag, save_pieces};
+use ingot_io::binding::{
+    Keep, NewHeader, Pieces, Snapshot, StopFlag, UploadOptions, redacted, save_pieces, upload_pieces,
+};
 use ingot_io::{Algorithm, Error, Failure, Payload, Replace, SaveOptions, Watch};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::errors::raise;
 use crate::export::{Export, Item, items};
 use crate::intake::{Exporter, borrowed, metadata_of_new};
-use crate::paths::file_path;
+use crate::paths::{file_path, is_store};
 use crate::produced::Raised;
+use crate::remote::remote_options;
 use crate::shared::refuse_shared;
 use crate::tensor::{Imported, bytes_of};
 use crate::watch::Signals;
 
 /// Collect the contents of a new file. See `_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", records = BTreeMap::new(), reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, checksums = Vec::new()))]
+#[pyo3(signature = (path, tensors, payload, metadata, format, *, export = None, shared = "copy", records = BTreeMap::new(), reserve = 0, align = 8, durable = true, overwrite = true, atomic = true, replace_read_only = false, storage_options = None, checksums = Vec::new()))]
 #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
 pub(crate) fn prepare(
     path: &Bound<'_, PyAny>,
@@ -40,9 +43,20 @@ pub(crate) fn prepare(
     overwrite: bool,
     atomic: bool,
     replace_read_only: bool,
+    storage_options: Option<&Bound<'_, PyDict>>,
     checksums: Vec<String>,
 ) -> PyResult<NewFile> {
-    let path = file_path(path)?;
+    let target = if is_store(path) {
+        let remote = remote_options(storage_options)?;
+        Target::Object(path.extract()?, UploadOptions { overwrite, remote })
+    } else {
+        let mut options = save_options(durable, overwrite, replace_read_only);
+        if overwrite && !atomic {
+            options = options.replace(Replace::InPlace);
+        }
+        Target::File(file_path(path)?, options)
+    };
+    let path = target.shown();
     let exporter = Exporter::new(export, payload);
     let form = Form {
         format: format_of(format)?,
@@ -51,14 +65,10 @@ pub(crate) fn prepare(
     };
     let pairs = metadata_of_new(metadata, records)?;
     let contents = Contents::new(&items(tensors)?, &exporter, pairs, form, shared, Some(&path))?;
-    let mut options = save_options(durable, overwrite, replace_read_only);
-    if overwrite && !atomic {
-        options = options.replace(Replace::InPlace);
-    }
     Ok(NewFile {
         path,
+        target,
         head: contents.head,
-        options,
         raised: exporter.raised,
         data: Mutex::new(Some(Data::Tensors(contents.tensors))),
     })
@@ -67,12 +77,44 @@ pub(crate) fn prepare(
 /// A file to be written. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct NewFile {
+    /// The path or the URL in errors.
     path: PathBuf,
+    target: Target,
     head: NewHeader,
-    options: SaveOptions,
     raised: Raised,
     /// `None` while it is written, and afterwards.
     data: Mutex<Option<Data>>,
+}
+
+/// The destination of a file.
+enum Target {
+    File(PathBuf, SaveOptions),
+    /// An object of a store, by its URL.
+    Object(String, UploadOptions),
+}
+
+impl Target {
+    fn shown(&self) -> PathBuf {
+        match self {
+            Target::File(path, _) => path.clone(),
+            Target::Object(url, _) => redacted(url).into(),
+        }
+    }
+
+    fn write(&self, head: &NewHeader, data: &Data, signals: &Signals) -> Result<(), Error> {
+        match (data, self) {
+            (Data::Tensors(tensors), Target::File(path, options)) => {
+                let payloads = payloads(tensors);
+                save_pieces(path, Pieces::of_new(head, &payloads), options, signals)
+            }
+            (Data::Tensors(tensors), Target::Object(url, options)) => {
+                let payloads = payloads(tensors);
+                upload_pieces(url, Pieces::of_new(head, &payloads), options, signals)
+            }
+            (Data::Snapshot(copy), Target::File(path, options)) => copy.save(path, head, options, signals),
+            (Data::Snapshot(copy), Target::Object(url, options)) => copy.upload(url, head, options, signals),
+        }
+    }
 }
 
 /// The bytes after the head.
@@ -104,14 +146,7 @@ impl NewFile {
     fn write(&self, py: Python<'_>, progress: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let data = self.take()?;
         self.run(py, Signals::telling(progress), |signals| {
-            let (path, options) = (&self.path, &self.options);
-            match &data {
-                Data::Tensors(tensors) => {
-                    let payloads = payloads(tensors);
-                    save_pieces(path, Pieces::of_new(&self.head, &payloads), options, signals)
-                }
-                Data::Snapshot(copy) => copy.save(path, &self.head, options, signals),
-            }?;
+            self.target.write(&self.head, &data, signals)?;
             // Memory is freed while the interpreter is released.
             if let Data::Snapshot(snapshot) = data {
                 drop(snapshot);

@@ -18,7 +18,18 @@ const EXPIRED: &[&str] = &[
     "TokenRefreshRequired",
 ];
 
-/// The reason why a remote file could not be read. Reading returns an [`io::Error`] that contains it.
+/// Error codes of stores for failures that may be temporary, whatever their status is.
+const TEMPORARY: &[&str] = &[
+    "BadDigest",
+    "InternalError",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "SlowDown",
+    "XAmzContentChecksumMismatch",
+    "XAmzContentSHA256Mismatch",
+];
+
+/// The reason why a remote file could not be read or written. Reading returns an [`io::Error`] that contains it.
 ///
 /// ```
 /// use std::io;
@@ -74,6 +85,10 @@ pub(crate) enum FaultKind {
     Redirect(String, &'static str),
     /// More redirects than this.
     Loop(usize),
+    /// The object to be written exists already.
+    Exists,
+    /// The store may replace an object that it was requested to keep.
+    Unconditional,
     /// The file was replaced. Its size now, if known.
     Changed(Option<u64>),
     /// A configured source of credentials failed.
@@ -188,7 +203,10 @@ impl Fault {
                 !matches!(kind, io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidData)
             }
             FaultKind::Broken(_) | FaultKind::Slow(..) | FaultKind::Short(..) => true,
-            FaultKind::Status(refusal) => matches!(refusal.status, 408 | 425 | 429 | 500 | 502..=504),
+            FaultKind::Status(refusal) => {
+                matches!(refusal.status, 408 | 425 | 429 | 500 | 502..=504)
+                    || TEMPORARY.contains(&self.said_code())
+            }
             _ => false,
         }
     }
@@ -213,12 +231,15 @@ impl Fault {
 
     /// Whether the server refused the credential of the request and may accept a new one.
     pub(crate) fn refuses_identity(&self) -> bool {
-        let code = self
-            .refusal()
-            .and_then(|refusal| refusal.said.as_deref())
-            .unwrap_or_default();
-        let is_expired = EXPIRED.contains(&code.split([' ', ';']).next().unwrap_or_default());
+        let is_expired = EXPIRED.contains(&self.said_code());
         matches!(self.status(), Some(401)) || matches!(self.status(), Some(400 | 403)) && is_expired
+    }
+
+    /// Return the error code in the explanation of a store, which may be empty.
+    pub(crate) fn said_code(&self) -> &str {
+        let said = self.refusal().and_then(|refusal| refusal.said.as_deref());
+        said.and_then(|said| said.split([' ', ';']).next())
+            .unwrap_or_default()
     }
 
     /// Whether the server answered that the file does not exist.
@@ -268,6 +289,8 @@ impl Fault {
             FaultKind::TooLarge(_) => ("document-too-large", Kind::Other, Cause::Other),
             FaultKind::Redirect(..) => ("redirect-refused", Kind::Other, Cause::Other),
             FaultKind::Loop(_) => ("too-many-redirects", Kind::Other, Cause::Other),
+            FaultKind::Exists => ("exists", Kind::AlreadyExists, Cause::Answer),
+            FaultKind::Unconditional => ("unconditional-store", Kind::Unsupported, Cause::Answer),
             FaultKind::Changed(_) => ("changed", Kind::Other, Cause::Other),
             FaultKind::Credentials(_, fault) => match (fault.class(), fault.status()) {
                 (class @ (_, _, Cause::Caller), _) => class,
@@ -368,6 +391,10 @@ impl fmt::Display for FaultKind {
                 let size = now.map_or(String::new(), |now| format!(", it has {now} bytes now"));
                 write!(f, "the file was replaced since it was opened{size}")
             }
+            FaultKind::Exists => f.write_str("the object exists"),
+            FaultKind::Unconditional => f.write_str(
+                "the store ignores If-None-Match, so that overwrite=False cannot protect an existing object",
+            ),
             FaultKind::Provider(error) => write!(f, "{error}"),
             FaultKind::Credentials(source, fault) => write!(f, "no credentials from {source}: {fault}"),
             FaultKind::Stopped => f.write_str("interrupted"),

@@ -26,6 +26,9 @@ const OTHER_SCHEMES: &[&str] = &["file", "ftp", "data", "gopher", "javascript"];
 /// Most bytes that are read from the body of a refusal or a redirect.
 const REFUSAL_NBYTES: usize = 4 << 10;
 
+/// Most bytes that are read from the body of an answer to a request that writes.
+const ANSWER_NBYTES: usize = 64 << 10;
+
 /// A file behind a URL, with the client and the credentials of its requests.
 #[derive(Debug)]
 pub struct Resource {
@@ -91,6 +94,20 @@ impl Resource {
             found: Mutex::default(),
             linked: Mutex::default(),
         }
+    }
+
+    /// Return the file at another path of the same server, with the same credentials.
+    pub(crate) fn at_path(&self, path: String) -> Resource {
+        let home = Url {
+            path,
+            ..self.home.clone()
+        };
+        Resource::at(
+            Arc::clone(&self.client),
+            home,
+            Arc::clone(&self.access),
+            self.is_shown,
+        )
     }
 
     /// Set the commit that another process received from the Hub.
@@ -164,6 +181,52 @@ impl Resource {
         }
     }
 
+    /// Send a request to the server of the file, and return the answer with the first bytes of its body. Redirects are
+    /// errors, as all answers are that refuse the request.
+    pub(crate) fn exchange(&self, draft: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
+        let sent = Instant::now();
+        match self.exchange_once(draft.clone(), deadline) {
+            Err(fault) if fault.refuses_identity() && self.access.forget(sent) => {
+                self.exchange_once(draft.clone(), deadline)
+            }
+            answer => answer,
+        }
+    }
+
+    fn exchange_once(&self, mut request: HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
+        let mut exchange = || {
+            let applied = self.access.apply(&mut request, &self.client.options, deadline)?;
+            if applied || self.home.is_secret() {
+                self.check_private(&self.home)?;
+            }
+            let mut response = self.client.send(&request, false, deadline)?;
+            if !(200..300).contains(&response.head.status) {
+                return Err(self.refusal(&mut response, deadline));
+            }
+            let mut pace = if request.is_slow {
+                Pace::patient(deadline)
+            } else {
+                self.pace(deadline)
+            };
+            let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
+            let body = String::from_utf8_lossy(&body).into_owned();
+            Ok((self.client.finish(response), body))
+        };
+        let outcome = exchange();
+        outcome.map_err(|fault| self.about(&self.home, fault, &request.headers))
+    }
+
+    /// Check that no proxy can read the credentials of a request for `url`.
+    fn check_private(&self, url: &Url) -> Result<()> {
+        if self.client.is_overheard(url)? {
+            return Err(Fault::option(
+                "a proxy would read the credentials of a request over http://, which a query may be too: use a URL of \
+                 https://, or no credentials",
+            ));
+        }
+        Ok(())
+    }
+
     /// Request from `start`, and follow redirects.
     fn walk(&self, start: Hop, question: Question<'_>) -> Result<Answer> {
         let mut at = start;
@@ -221,11 +284,8 @@ impl Resource {
         if at.is_trusted {
             carries_secrets |= self.access.apply(&mut request, &self.client.options, deadline)?;
         }
-        if carries_secrets && self.client.is_overheard(&at.url)? {
-            return Err(Fault::option(
-                "a proxy would read the credentials of a request over http://, which a query may be too: use a URL of \
-                 https://, or no credentials",
-            ));
+        if carries_secrets {
+            self.check_private(&at.url)?;
         }
         // Hosts that a server names must have public addresses.
         let is_named = at.url.origin() == self.home.origin();

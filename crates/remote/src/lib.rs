@@ -29,7 +29,7 @@
 #![forbid(unsafe_code)]
 
 // From the ground up: `credentials`, `environment`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`,
-// `secrets`; `store`; `place`; `fetch`; `file`, `document`, `fuzzing`. Imports run downwards: scripts/check-floors.
+// `secrets`; `store`; `place`; `fetch`; `file`, `document`, `upload`, `fuzzing`. Imports run downwards: scripts/check-floors.
 mod credentials;
 mod document;
 mod environment;
@@ -47,6 +47,7 @@ mod place;
 mod secrets;
 mod store;
 mod system;
+mod upload;
 mod url;
 
 pub use ingot_format::StopFlag;
@@ -58,9 +59,10 @@ pub use {
     file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, described_region},
     http::client::Client,
     options::{RemoteOptions, Token},
-    place::{Location, Remote, is_repository, is_url, local_path, url_file_name, was_url},
+    place::{Location, Remote, is_repository, is_url, is_written, local_path, url_file_name, was_url},
     secrets::redacted,
     store::hub::{INDEX_FILE, MODEL_FILE},
+    upload::{Part, Parts, Upload},
 };
 
 /// The program in README.md must compile.

@@ -25,6 +25,9 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("hf", &["huggingface"]),
 ];
 
+/// The schemes of stores that files are written to.
+const WRITTEN: &[&str] = &["s3", "az"];
+
 /// Whether `text` begins as a URL does, of any scheme. Such a text is never used as a path.
 ///
 /// ```
@@ -37,6 +40,19 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
 #[must_use]
 pub fn is_url(text: &str) -> bool {
     split_scheme(text).is_some() || local_path(text).is_some()
+}
+
+/// Whether `text` is a URL of a store that files are written to.
+///
+/// ```
+/// use ingot_remote::is_written;
+///
+/// assert!(is_written("s3://bucket/model.safetensors"));
+/// assert!(!is_written("https://host/model.safetensors"));
+/// ```
+#[must_use]
+pub fn is_written(text: &str) -> bool {
+    scheme_of(text).is_some_and(|(scheme, _)| WRITTEN.contains(&scheme))
 }
 
 /// Whether `path` is a URL that a library for paths has shortened from `://` to `:/`.

@@ -342,12 +342,11 @@ mod tests {
             ("X-Key", "hunter2\u{ad}"),
         ];
         let request = HttpRequest {
-            method: "POST",
-            url: &url,
             headers: headers
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
                 .into(),
             body: b"grant=x&token=deadbeef",
+            ..HttpRequest::new("POST", &url)
         };
         let secrets = Secrets::of_request(&request);
         for (said, left) in [

@@ -92,7 +92,16 @@ const SIGNATURE_PREFIXES: &[&str] = &[
 ];
 
 /// Parameters that select a file or the way it is sent, and are no credentials.
-const HARMLESS: &[&str] = &["download", "generation", "versionid"];
+const HARMLESS: &[&str] = &[
+    "blockid",
+    "comp",
+    "download",
+    "generation",
+    "partnumber",
+    "uploadid",
+    "uploads",
+    "versionid",
+];
 
 /// The place that secrets are sent to: scheme, host and port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -9,7 +9,7 @@ from os.path import basename
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ingot._base.text import located
-from ingot._native import check_destination, check_storage_options, local_path
+from ingot._native import check_destination, check_storage_options, destination
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Checksums, Dtype, Progress, StorageOptions, Tell, Writable, WriteOptions
 
@@ -203,8 +203,8 @@ def checked_sources(given: Any) -> list[Any]:
 
 
 def checked_written(given: Any) -> Any:
-    """Return the local path in `given`, or `given` itself if it has a ``write``."""
-    return given if is_writable(given) else local_path(given)
+    """Return the local path in `given`, or `given` itself if it is a URL of a store or has a ``write``."""
+    return given if is_writable(given) else destination(given)
 
 
 def one_of(option: str, value: str, choices: tuple[str, ...]) -> str:

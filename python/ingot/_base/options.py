@@ -7,7 +7,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Required, TypeVar
 
 from ingot import typing
-from ingot._native import local_path
+from ingot._native import local_path, shown_url
 from ingot.errors import OptionError, SafetensorError
 
 from . import checks
@@ -112,6 +112,7 @@ class Saving(NamedTuple):
     reserve_header: int = 0
     replace_read_only: bool = False
     snapshot: typing.Snapshot = True
+    storage_options: typing.StorageOptions | None = None
 
     @classmethod
     def of(cls, function: Callable[..., Any], given: Mapping[str, Any]) -> Saving:
@@ -136,6 +137,17 @@ class Saving(NamedTuple):
                 code="needs-a-name",
                 expected="a str, bytes or os.PathLike",
                 found=kind,
+            )
+
+    def check_url(self, url: str) -> None:
+        """Raise `OptionError` for options that need a path, since `url` is a URL of a store."""
+        given = [name for name in ("atomic", "replace_read_only") if getattr(self, name) != DEFAULTS[name]]
+        if given:
+            raise OptionError(
+                f"{shown_url(url)}: {', '.join(given)}: needs a path on this machine, found a URL — an "
+                "object of a store is always replaced as a whole",
+                code="url-for-path",
+                path=shown_url(url),
             )
 
     @property
@@ -173,7 +185,7 @@ class Saving(NamedTuple):
 
 
 # The options that are not supported for an object with a `write`.
-_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot", "background")
+_OF_NAMED_FILES = ("durable", "atomic", "replace_read_only", "snapshot", "background", "storage_options")
 
 DEFAULTS: dict[str, Any] = {
     **Loading._field_defaults,

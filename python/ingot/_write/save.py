@@ -41,17 +41,17 @@ def write_file(
     how: Saving,
     *,
     copies: Copies = dict,
-    **shown: Any,
+    **exported: Any,
 ) -> SaveFuture | None:
     """Write a file. All functions that write a file of tensors end here.
 
     Parameters
     ----------
     filename : str, bytes, os.PathLike or Writable
-        Where to write.
+        Where to write: a path, a URL of a store, or an object.
     tensors : dict of str to tensor
         The result of `named`.
-    payload, **shown
+    payload, **exported
         The arguments of `_native.prepare`: how the tensors are exported, and which share memory.
     how : Saving
         How the file is written.
@@ -62,27 +62,32 @@ def write_file(
     warn_of_failures()
     if is_writable(filename):
         how.check_writable(filename)
-        _stream(filename, tensors, payload, how, **shown)
+        _stream(filename, tensors, payload, how, **exported)
         return None
-    path = _native.local_path(filename)
+    path = _native.destination(filename)
+    is_url = False
+    if isinstance(path, str) and _native.is_url(path):
+        is_url = True
+        how.check_url(path)
     snapshot = how.snapshot_of()
-    if how.background and not how.overwrite:
+    if how.background and not how.overwrite and not is_url:
         how.existing.check(fsdecode(path))
     if how.background and snapshot == "device":
         tensors = copies(tensors)
     # A relative path is resolved now, not when the save runs.
-    place = join(getcwd(), fsdecode(path)) if how.background else path
-    file = new_file(place, tensors, payload, how, **shown)
+    place = join(getcwd(), fsdecode(path)) if how.background and not is_url else path
+    file = new_file(place, tensors, payload, how, **exported)
     # What is left of the tensors is in `file`.
-    del tensors, payload, shown
+    del tensors, payload, exported
+    shown = _native.shown_url(path) if isinstance(path, str) else path
 
     def save(write: Callable[..., None] = NewFile.write) -> None:
-        reported(how.progress, "Saving", path, write)(file)
+        reported(how.progress, "Saving", shown, write)(file)
 
     if not how.background:
         save()
         return None
-    return put_later(save, fsdecode(path), [file], snapshot)
+    return put_later(save, fsdecode(shown), [file], snapshot)
 
 
 def new_file(
@@ -90,6 +95,7 @@ def new_file(
 ) -> NewFile:
     """Return a file that is not written yet. `shown` are the functions that export tensors."""
     options = {**shown, **how.layout(), **how.of_named_file(), "atomic": how.atomic}
+    options["storage_options"] = how.storage_options
     return _native.prepare(path, tensors, payload, how.metadata, format_for(path, how.format), **options)
 
 

@@ -186,7 +186,7 @@ impl Failure {
                 // A journal, and a file whose size is not known yet, have none.
                 let needs = (*nbytes > 0).then(|| format!(": the file needs {nbytes} bytes"));
                 let text = format!("could not {step}: {source}{}", needs.unwrap_or_default());
-                ("write", text)
+                (code_of(source).unwrap_or("write"), text)
             }
             Failure::UnknownBackend(found) => {
                 let (found, names) = (Quoted(found), Backend::ALL.map(Backend::name).join(", "));

@@ -383,6 +383,8 @@ pub(crate) mod step {
     pub(crate) const FLUSH: &str = "flush";
     pub(crate) const RENAME: &str = "rename the temporary file over it";
     pub(crate) const FLUSH_DIRECTORY: &str = "flush its directory, though it is written";
+    #[cfg(feature = "remote")]
+    pub(crate) const UPLOAD: &str = "upload it";
     pub(crate) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
 }
 

@@ -1,5 +1,5 @@
 //! Files behind URLs, which `ingot-remote` requests. Each is a [`Source`](crate::Source) for checkpoints, digests,
-//! documents and downloads.
+//! documents and downloads. A store is a destination of saves too.
 
 mod digest;
 mod documents;
@@ -7,12 +7,14 @@ mod download;
 mod identity;
 mod session;
 mod source;
+mod upload;
 
 pub use self::digest::{read_url, url_source};
 pub use self::documents::{fetch_beside, hub_headers};
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::identity::identity;
 pub use self::session::REMOTE_HEADER_NBYTES;
+pub use self::upload::{UploadOptions, upload_file, upload_pieces};
 pub use ingot_remote::{
-    Fault, RemoteOptions, Secret, Token, is_url, local_path, redacted, url_file_name, was_url,
+    Fault, RemoteOptions, Secret, Token, is_url, is_written, local_path, redacted, url_file_name, was_url,
 };

@@ -146,9 +146,10 @@ pub(super) fn in_session<T: Send>(
     opened.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?
 }
 
-fn region_of(error: &Error) -> Option<&str> {
+/// Return the region of the bucket if a store refused a request because of its region.
+pub(super) fn region_of(error: &Error) -> Option<&str> {
     match error.failure() {
-        Failure::Open(source) => Fault::of(source)?.region(),
+        Failure::Open(source) | Failure::Write { source, .. } => Fault::of(source)?.region(),
         _ => None,
     }
 }

@@ -36,7 +36,11 @@ pub use target::check_destination;
 #[cfg(feature = "remote")]
 pub(crate) use target::is_there;
 pub(crate) use temp::{Temp, journal_fault};
+#[cfg(feature = "remote")]
+pub(crate) use write::pieces::PIECE;
 pub use write::pieces::Pieces;
+#[cfg(feature = "remote")]
+pub(crate) use write::ring::{Closing, Ending, Ring};
 
 use std::io;
 use std::path::Path;

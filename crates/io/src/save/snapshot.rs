@@ -84,7 +84,7 @@ impl Snapshot {
 
     /// Return the copy in the order of the payloads, in the blocks of its memory.
     #[must_use]
-    pub(super) fn payloads(&self) -> Vec<Payload<'_>> {
+    pub(crate) fn payloads(&self) -> Vec<Payload<'_>> {
         let blocks = self.blocks.iter();
         blocks.map(|block| Payload::from(block.bytes())).collect()
     }

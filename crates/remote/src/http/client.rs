@@ -20,6 +20,9 @@ use crate::url::{Scheme, SecurityOrigin, Url};
 /// Most idle connections to one host: as many as are in use at once.
 const MAX_IDLE: usize = 96;
 
+/// Largest body that is sent together with its head, in one packet if it fits.
+const SMALL_NBYTES: usize = 16 << 10;
+
 /// A client that sends requests. It connects, starts and reads nothing before the first request.
 #[derive(Debug)]
 pub struct Client {
@@ -78,13 +81,17 @@ impl Client {
         is_public: bool,
         deadline: Deadline<'_>,
     ) -> Result<Response> {
-        let mut pace = Pace::new(&self.options, deadline);
+        let mut pace = if request.is_slow {
+            Pace::patient(deadline)
+        } else {
+            Pace::new(&self.options, deadline)
+        };
         let origin = request.url.origin();
         let proxy = self.proxies.find(request.url)?;
         if let Some(mut connection) = self.idle_connection(&origin) {
             let before = connection.received();
             match exchange(&mut connection, request, proxy.as_ref(), &mut pace) {
-                Ok(head) => return Response::new(head, origin, connection),
+                Ok(head) => return Response::new(head, request.method, origin, connection),
                 // The server closed the idle connection while the request was on its way.
                 Err(fault)
                     if connection.received() == before && matches!(fault.kind(), FaultKind::Broken(_)) => {}
@@ -93,20 +100,35 @@ impl Client {
         }
         let mut connection = self.connect(request.url, proxy.as_ref(), is_public, deadline)?;
         let head = exchange(&mut connection, request, proxy.as_ref(), &mut pace)?;
-        Response::new(head, origin, connection)
+        Response::new(head, request.method, origin, connection)
     }
 
     /// Keep the connection of a response that was read to its end.
     pub(crate) fn give_back(&self, response: Response) {
-        if !response.framing.has_ended() || !response.head.keeps_alive() {
-            return;
+        self.finish(response);
+    }
+
+    /// Keep the connection of a response that was read to its end, and return the head.
+    pub(crate) fn finish(&self, response: Response) -> Head {
+        let Response {
+            head,
+            framing,
+            origin,
+            connection,
+        } = response;
+        if framing.has_ended() && head.keeps_alive() {
+            self.keep(origin, connection);
         }
+        head
+    }
+
+    fn keep(&self, origin: SecurityOrigin, connection: Connection) {
         let Some(mut idle) = self.lock_idle() else {
             return;
         };
-        let of_host = idle.connections.iter().filter(|kept| kept.0 == response.origin);
+        let of_host = idle.connections.iter().filter(|kept| kept.0 == origin);
         if of_host.count() < MAX_IDLE {
-            idle.connections.push((response.origin, response.connection));
+            idle.connections.push((origin, connection));
         }
     }
 
@@ -232,15 +254,34 @@ fn exchange(
 ) -> Result<Head> {
     let through = proxy.filter(|_| request.url.scheme == Scheme::Http);
     let more: Vec<_> = through.and_then(Proxy::authorization).into_iter().collect();
-    let bytes = request.render(through.is_some(), &more)?;
-    connection.send(&bytes, pace)?;
-    Head::read(connection, pace)
+    let head = request.render(through.is_some(), &more)?;
+    let sent = if request.body.len() <= SMALL_NBYTES {
+        connection.send(&[head.as_bytes(), request.body].concat(), pace)
+    } else {
+        let sent = connection.send(head.as_bytes(), pace);
+        sent.and_then(|()| connection.send(request.body, pace))
+    };
+    match sent {
+        Ok(()) => Head::read(connection, pace),
+        // A server that refuses a request may answer and close before it has read the body.
+        Err(fault) if matches!(fault.kind(), FaultKind::Broken(_)) => match Head::read(connection, pace) {
+            Ok(head) if head.status >= 400 => Ok(head),
+            _ => Err(fault),
+        },
+        Err(fault) => Err(fault),
+    }
 }
 
 impl Response {
-    fn new(head: Head, origin: SecurityOrigin, connection: Connection) -> Result<Response> {
+    fn new(head: Head, method: &str, origin: SecurityOrigin, connection: Connection) -> Result<Response> {
+        let framing = head.framing()?;
         Ok(Response {
-            framing: head.framing()?,
+            // The length is the length of the body of a GET.
+            framing: if method == "HEAD" {
+                Framing::Length(0)
+            } else {
+                framing
+            },
             head,
             origin,
             connection,

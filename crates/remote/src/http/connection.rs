@@ -21,6 +21,9 @@ use crate::url::bracketed;
 /// First size of the buffer for heads. Bodies are read without the buffer.
 const BUFFER_NBYTES: usize = 8 << 10;
 
+/// Bytes that are sent between two reports of progress.
+const SENT_NBYTES: usize = 256 << 10;
+
 #[derive(Debug)]
 enum Transport {
     Plain(TcpStream),
@@ -97,14 +100,19 @@ impl Connection {
         Ok(Connection::of(Transport::Tls(Box::new(Tls { session, below }))))
     }
 
-    /// Send all of `bytes`.
+    /// Send all of `bytes`. Each piece that the connection takes is progress, as received bytes are.
     pub(crate) fn send(&mut self, bytes: &[u8], pace: &mut Pace<'_>) -> Result<()> {
-        let mut checked = Checked {
-            transport: &mut self.transport,
-            check: &mut || pace.check(),
-        };
-        let sent = checked.write_all(bytes).and_then(|()| checked.flush());
-        sent.map_err(broken)
+        pace.resume();
+        for piece in bytes.chunks(SENT_NBYTES) {
+            let mut checked = Checked {
+                transport: &mut self.transport,
+                check: &mut || pace.check(),
+            };
+            let sent = checked.write_all(piece).and_then(|()| checked.flush());
+            sent.map_err(broken)?;
+            pace.moved(to_u64(piece.len()));
+        }
+        Ok(())
     }
 
     /// Return the bytes in the buffer that were not taken.
@@ -189,7 +197,7 @@ impl Transport {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => 0,
             Err(error) => return Err(broken(error)),
         };
-        pace.received(to_u64(count));
+        pace.moved(to_u64(count));
         pace.check()?;
         Ok(count)
     }

@@ -32,6 +32,10 @@ pub(crate) struct HttpRequest<'r> {
     pub(crate) url: &'r Url,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: &'r [u8],
+    /// Whether a signature leaves out the body, because the connection protects it.
+    pub(crate) is_unsigned: bool,
+    /// Whether the server may work for minutes before it answers.
+    pub(crate) is_slow: bool,
 }
 
 impl<'r> HttpRequest<'r> {
@@ -42,6 +46,8 @@ impl<'r> HttpRequest<'r> {
             url,
             headers: Vec::new(),
             body: &[],
+            is_unsigned: false,
+            is_slow: false,
         }
     }
 
@@ -49,11 +55,11 @@ impl<'r> HttpRequest<'r> {
         self.headers.push((name.to_owned(), value.into()));
     }
 
-    /// Return the bytes of the request. `absolute` is for proxies, which need the host in the first line.
+    /// Return the head of the request. `absolute` is for proxies, which need the host in the first line.
     ///
     /// # Errors
     /// If a part of it would end its line.
-    pub(crate) fn render(&self, absolute: bool, more: &[(String, String)]) -> Result<Vec<u8>> {
+    pub(crate) fn render(&self, absolute: bool, more: &[(String, String)]) -> Result<String> {
         let authority = self.url.authority();
         let target = if absolute {
             format!("http://{authority}{}", self.url.target())
@@ -65,12 +71,11 @@ impl<'r> HttpRequest<'r> {
         request.add("User-Agent", concat!("ingot/", env!("CARGO_PKG_VERSION")));
         request.add("Accept", "*/*");
         request.add("Accept-Encoding", "identity");
-        if self.method != "GET" {
+        if !matches!(self.method, "GET" | "HEAD") {
             request.add("Content-Length", self.body.len().to_string());
         }
         let headers = request.headers.iter().chain(&self.headers).chain(more);
-        let head = render_head(self.method, &target, headers)?;
-        Ok([head.as_bytes(), self.body].concat())
+        render_head(self.method, &target, headers)
     }
 }
 
@@ -492,10 +497,8 @@ mod tests {
         let url = Url::parse("http://h/x").unwrap();
         let rendered = |name: &str, value: &str| {
             let request = HttpRequest {
-                method: "GET",
-                url: &url,
                 headers: vec![(name.to_owned(), value.to_owned())],
-                body: &[],
+                ..HttpRequest::new("GET", &url)
             };
             request.render(false, &[])
         };

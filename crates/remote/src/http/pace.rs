@@ -86,6 +86,19 @@ impl<'f> Pace<'f> {
         }
     }
 
+    /// Return the pace of an exchange that may be silent until its deadline.
+    pub(crate) fn patient(deadline: Deadline<'f>) -> Pace<'f> {
+        Pace {
+            window: deadline.time,
+            window_nbytes: 1,
+            since: Instant::now(),
+            nbytes: 0,
+            progress: 0,
+            deadline,
+            begun: Instant::now(),
+        }
+    }
+
     /// Return the deadline as the progress has renewed it.
     pub(crate) fn deadline(&self) -> Deadline<'f> {
         self.deadline
@@ -99,8 +112,8 @@ impl<'f> Pace<'f> {
         }
     }
 
-    /// Count payload that was received.
-    pub(crate) fn received(&mut self, nbytes: u64) {
+    /// Count payload that was received or sent.
+    pub(crate) fn moved(&mut self, nbytes: u64) {
         self.nbytes = self.nbytes.saturating_add(nbytes);
         self.progress = self.progress.saturating_add(nbytes);
         if self.progress >= PROGRESS_NBYTES {

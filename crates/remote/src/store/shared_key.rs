@@ -7,6 +7,7 @@ use ring::hmac;
 
 use super::sigv4::collapsed;
 use crate::http::message::{HttpRequest, http_date};
+use crate::url::decode;
 
 /// The headers without a prefix that are signed, in the order of the service.
 const SIGNED: &[&str] = &[
@@ -34,7 +35,12 @@ pub(super) fn sign(request: &mut HttpRequest<'_>, account: &str, key: &hmac::Key
 /// Return the signed text: the method, the headers and the path.
 fn canonical(request: &HttpRequest<'_>, account: &str) -> String {
     let headers = &request.headers;
+    // It is added when the request is sent.
+    let nbytes = request.body.len().to_string();
     let value = |name: &&str| {
+        if *name == "Content-Length" && !request.body.is_empty() {
+            return nbytes.as_str();
+        }
         let found = headers.iter().find(|header| header.0.eq_ignore_ascii_case(name));
         found.map_or("", |header| header.1.as_str())
     };
@@ -45,7 +51,20 @@ fn canonical(request: &HttpRequest<'_>, account: &str) -> String {
     let mut own: Vec<String> = lines.filter(|line| line.starts_with("x-ms-")).collect();
     own.sort();
     let (method, path) = (request.method, &request.url.path);
-    format!("{method}\n{}\n{}/{account}{path}", named.join("\n"), own.concat())
+    let query = request.url.query.as_deref().unwrap_or_default();
+    let parameter = |pair: &str| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        format!("\n{}:{}", decode(name).to_lowercase(), decode(value))
+    };
+    let pairs = query.split('&').filter(|pair| !pair.is_empty());
+    let mut parameters: Vec<String> = pairs.map(parameter).collect();
+    parameters.sort();
+    let parameters = parameters.concat();
+    format!(
+        "{method}\n{}\n{}/{account}{path}{parameters}",
+        named.join("\n"),
+        own.concat()
+    )
 }
 
 #[cfg(test)]
@@ -67,6 +86,19 @@ mod tests {
         }
         let text =
             "GET\n\n\n\n\n\n\n\n\"x\"\n\n\nbytes=0-9\nx-ms-date:D\nx-ms-version:2021-12-02\n/me/models/a%20b";
+        assert_eq!(canonical(&request, "me"), text);
+    }
+
+    /// tests/remote compares signatures with the signatures of Azure's SDK.
+    #[test]
+    fn the_signed_text_of_a_request_that_writes_has_the_length_and_the_query() {
+        let url = Url::parse("https://h/models/a?comp=block&blockid=YQ%3D%3D").unwrap();
+        let mut request = HttpRequest {
+            body: b"12345",
+            ..HttpRequest::new("PUT", &url)
+        };
+        request.add("x-ms-date", "D");
+        let text = "PUT\n\n\n5\n\n\n\n\n\n\n\n\nx-ms-date:D\n/me/models/a\nblockid:YQ==\ncomp:block";
         assert_eq!(canonical(&request, "me"), text);
     }
 }

@@ -10,7 +10,11 @@ use crate::http::message::HttpRequest;
 
 /// Sign a request of S3, whose headers and body are final, at `time`.
 pub(super) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, time: Timestamp) {
-    let body = hex(digest::digest(&digest::SHA256, request.body).as_ref());
+    let body = if request.is_unsigned {
+        "UNSIGNED-PAYLOAD".to_owned()
+    } else {
+        hex(digest::digest(&digest::SHA256, request.body).as_ref())
+    };
     let time = time.strftime("%Y%m%dT%H%M%SZ").to_string();
     request.add("x-amz-content-sha256", body.as_str());
     request.add("x-amz-date", time.as_str());
@@ -20,7 +24,7 @@ pub(super) fn sign(request: &mut HttpRequest<'_>, keys: &Keys, region: &str, tim
     let mut signed = BTreeMap::from([("host".to_owned(), vec![request.url.authority()])]);
     for (name, value) in &request.headers {
         let name = name.to_ascii_lowercase();
-        if name == "range" || name.starts_with("x-amz-") {
+        if matches!(name.as_str(), "range" | "if-none-match") || name.starts_with("x-amz-") {
             signed.entry(name).or_default().push(collapsed(value));
         }
     }

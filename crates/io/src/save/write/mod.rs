@@ -4,6 +4,7 @@
 mod direct;
 mod parallel;
 pub(super) mod pieces;
+pub(super) mod ring;
 mod stream;
 
 use std::fs::File;

@@ -1,21 +1,20 @@
 //! Writing the pieces of a file into it, by several threads.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::time::Duration;
 
 use ingot_format::to_u64;
 
 use super::direct::DirectWriter;
 use super::pieces::{PIECE, Pieces};
+use super::ring::{Closing, Ending, Ring};
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Error, Step, step};
 use crate::pages::Pages;
 use crate::payload::Payload;
 use crate::save::flush::Flusher;
-use crate::sync::{AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, PoisonError, locked, thread};
+use crate::sync::{AtomicUsize, Ordering, thread};
 use crate::watch::{POLL, Watch};
 use crate::workers::Team;
 
@@ -62,7 +61,7 @@ pub(super) fn write(pieces: &Pieces<'_>, file: &File, route: &Route, watch: &dyn
         sealing,
         next: AtomicUsize::new(0),
         team: Team::new(pieces.nbytes(), watch),
-        ring: Ring::new(buffers).step(step::WRITE)?,
+        ring: Ring::new(buffers, PIECE).step(step::WRITE)?,
     };
     writer.write_with(threads)?;
     writer.prove_complete()?;
@@ -83,18 +82,6 @@ struct PieceWriter<'w, 'a> {
     next: AtomicUsize,
     team: Team<'w, Error>,
     ring: Ring,
-}
-
-/// Reports, when dropped, that pieces will not arrive: a thread has failed or panicked, and others may wait for its
-/// bytes.
-struct Ending<'w>(Option<&'w Sealing<'w>>);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        if let Some(sealing) = self.0 {
-            sealing.end();
-        }
-    }
 }
 
 /// A buffer that a thread fills before it writes.
@@ -276,85 +263,6 @@ impl PieceWriter<'_, '_> {
     }
 }
 
-/// A ring of buffers: empty ones go to the fetching thread, filled ones to a writing thread, and back.
-struct Ring {
-    state: Mutex<RingState>,
-    changed: Condvar,
-}
-
-struct RingState {
-    empty: Vec<Pages>,
-    filled: VecDeque<(usize, Pages)>,
-    closed: bool,
-}
-
-impl Ring {
-    fn new(buffers: usize) -> io::Result<Ring> {
-        let empty = (0..buffers).map(|_| Pages::allocate(PIECE));
-        let state = RingState {
-            empty: empty.collect::<io::Result<_>>()?,
-            filled: VecDeque::new(),
-            closed: false,
-        };
-        Ok(Ring {
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        })
-    }
-
-    fn state(&self) -> MutexGuard<'_, RingState> {
-        locked(&self.state)
-    }
-
-    /// Take a buffer to fill. `None` if no writer returns one in time.
-    fn empty(&self, patience: Duration) -> Option<Pages> {
-        let state = self.state();
-        let waited = self
-            .changed
-            .wait_timeout_while(state, patience, |state| state.empty.is_empty());
-        waited.unwrap_or_else(PoisonError::into_inner).0.empty.pop()
-    }
-
-    fn give_back(&self, buffer: Pages) {
-        self.state().empty.push(buffer);
-        self.changed.notify_all();
-    }
-
-    fn put(&self, piece: usize, buffer: Pages) {
-        self.state().filled.push_back((piece, buffer));
-        self.changed.notify_all();
-    }
-
-    /// Return a filled buffer, if there is one now.
-    fn ready(&self) -> Option<(usize, Pages)> {
-        self.state().filled.pop_front()
-    }
-
-    /// Return the next filled buffer; `None` if no more will come.
-    fn next(&self) -> Option<(usize, Pages)> {
-        let state = self.state();
-        let waited = self
-            .changed
-            .wait_while(state, |state| state.filled.is_empty() && !state.closed);
-        waited.unwrap_or_else(PoisonError::into_inner).filled.pop_front()
-    }
-
-    /// Report that no more buffers will be filled.
-    fn close(&self) {
-        self.state().closed = true;
-        self.changed.notify_all();
-    }
-}
-
-/// Closes the ring when it is dropped, also on unwinding, so that no writer waits for ever.
-struct Closing<'r>(&'r Ring);
-
-impl Drop for Closing<'_> {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,9 +270,10 @@ mod tests {
     use crate::memory::Bytes;
     use crate::payload::{FileRange, Gather, Produce};
     use crate::save::save_pieces;
-    use crate::sync::in_every_order;
+    use crate::sync::{Mutex, in_every_order, locked};
     use proptest::prelude::*;
     use std::io::Write;
+    use std::time::Duration;
 
     fn bytes(len: usize) -> Vec<u8> {
         (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect()
@@ -403,7 +312,7 @@ mod tests {
             sealing: None,
             next: AtomicUsize::new(0),
             team: Team::new(pieces.nbytes(), &Unwatched),
-            ring: Ring::new(threads + 1).unwrap(),
+            ring: Ring::new(threads + 1, PIECE).unwrap(),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::payload::{FileRange, Payload, prove_sizes, prove_total};
 /// The number of bytes that are written at once: small enough that threads share the work evenly, the watch is polled
 /// often and buffers are cheap; large enough to make the cost of calls negligible. Pieces begin at pages, so threads do
 /// not write to the same page.
-pub(in crate::save) const PIECE: usize = 4 << 20;
+pub(crate) const PIECE: usize = 4 << 20;
 /// Bytes of one payload in one piece that are written from their place in memory; fewer are gathered first. 1 MiB, because
 /// copying that costs less than 0.1 ms and a call for each of thousands of small tensors costs more.
 const STRAIGHT: usize = 1 << 20;
@@ -28,12 +28,12 @@ pub struct Pieces<'a> {
     /// The end of each part in the file. The head is the first part.
     ends: Vec<u64>,
     /// Pieces with bytes that only the thread that called save can read, in order.
-    pub(in crate::save) fetched: Vec<usize>,
+    pub(crate) fetched: Vec<usize>,
     /// Whether bytes of devices are among them. Looking for them in each piece takes 8 % of the time to write tensors of 400
     /// bytes, and 28 % of 40 bytes (2026-11, into the page cache).
     on_device: bool,
     /// The header that will contain digests of all bytes, if the file records any.
-    pub(in crate::save) sealed: Option<&'a NewHeader>,
+    pub(crate) sealed: Option<&'a NewHeader>,
 }
 
 /// Bytes of one part in one piece.
@@ -163,7 +163,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// The range of `piece` in the file.
-    pub(in crate::save) fn range(&self, piece: usize) -> Range<u64> {
+    pub(crate) fn range(&self, piece: usize) -> Range<u64> {
         let begin = to_u64(piece).saturating_mul(to_u64(PIECE));
         begin..begin.saturating_add(to_u64(PIECE)).min(self.nbytes())
     }
