@@ -522,6 +522,13 @@ def test_failed_background_save_puts_back_the_steps_that_were_set_aside(step: in
         assert ingot.Checkpoints(disk / "run").latest(verify=True) == step
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows may not let users make links")
+def test_a_link_to_nowhere_is_named_as_missing(tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to(tmp_path / "gone", target_is_directory=True)
+    with pytest.raises(FileNotFoundError, match="run"):
+        ingot.Checkpoints(tmp_path / "run")
+
+
 def test_delete_on_a_full_disk_names_a_way_out(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 4) as disk:
         save(disk / "run", 1, 2)

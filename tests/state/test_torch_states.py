@@ -605,6 +605,28 @@ def test_a_model_of_many_tensors_has_a_short_header(path: Path) -> None:
     assert len(found["optimizer"]["state"]) == 25_000
 
 
+class Counted(nn.Module):
+    """A layer with a buffer of integers in place of a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.zeros(2, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    "into",
+    [{"own": {"weight": torch.zeros(2, 2, dtype=torch.int64)}}, {"own": Counted()}],
+    ids=["tensor", "module"],
+)
+def test_floats_are_not_loaded_into_integers(into: Any, path: Path) -> None:
+    save_state({"own": nn.Linear(2, 2, bias=False)}, path)
+    with pytest.raises(ingot.DestinationError, match=r"`own.weight`: expected dtype torch.int64") as raised:
+        load_state(path, into=into)
+    assert raised.value.code == "destination-dtype"
+    half = load_state(path, into={"own": {"weight": torch.zeros(2, 2, dtype=torch.bfloat16)}})
+    assert half["own"]["weight"].dtype == torch.bfloat16
+
+
 def test_encoder_makes_few_calls_for_each_tensor() -> None:
     """The training loop waits for the encoder, also if a state has 100,000 tensors."""
     state = {f"layers.{number}.weight": torch.zeros(1) for number in range(1_000)}

@@ -118,8 +118,8 @@ class Checkpoints:
     ------
     CheckpointError
         The directory contains checkpoints of another program (``code`` is ``"foreign-checkpoints"``).
-    NotADirectoryError
-        `directory` is a file.
+    NotADirectoryError, FileNotFoundError
+        `directory` is a file, or a link to a directory that does not exist.
     OptionError, TypeError
         An option has a wrong value.
 

@@ -117,10 +117,13 @@ def is_committed(folder: str) -> bool:
 
 
 def check_directory(directory: str) -> None:
-    """Raise if `directory` is a file or contains checkpoints of another program."""
+    """Raise if `directory` is a file, a broken link, or contains checkpoints of another program."""
     try:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
+        if os.path.lexists(directory):
+            # It could not be made either, since there is something.
+            raise
         return
     foreign = next((name for name in names if _FOREIGN.fullmatch(name) and not _STEP.fullmatch(name)), None)
     if foreign is not None and not any(map(_STEP.fullmatch, names)):

@@ -261,7 +261,8 @@ class States:
             does not fit `into` (``"state-missing"``, ``"state-names"``, ``"optimizer-state"``), or needs a
             class in `types` (``"unknown-class"``).
         DestinationError
-            A tensor of `into` has another shape than in the file, or cannot be filled.
+            A tensor of `into` has another shape than in the file, or another dtype (torch converts floats to
+            floats), or cannot be filled.
         OptionError
             `keys` or `drop` select a part of the state of an object other than a module; or several ranks
             saved the step, and the framework is not torch (``code`` is ``"not-by-ranks"``).

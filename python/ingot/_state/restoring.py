@@ -65,10 +65,14 @@ class Contents(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """A placeholder for a tensor of the file that is not loaded yet, with the shape that it will have."""
+    """A placeholder for a tensor of the file that is not loaded yet, with the shape that it will have.
+
+    The dtype is the code in the file, and empty if the tensor is made of several.
+    """
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = ""
 
 
 class Live(NamedTuple):
@@ -210,7 +214,8 @@ class Restoring(Decoder):
         module = self._module(framework, path)
         if self.loaded is not None:
             return self.loaded[name]
-        stored = Stored(name, self._planner.shape_of(self._contents.info(name, path)))
+        info = self._contents.info(name, path)
+        stored = Stored(name, self._planner.shape_of(info), info.dtype)
         own = self.own(path)
         self._asked[path] = name, module
         if is_tensor(own) and module == self._planner.framework:

@@ -318,8 +318,6 @@ class Reading:
         self.restoring = restoring
         self._states, self._node = states, node
         targets = [_target(path, *one) for path, one in restoring.filled.items()]
-        for one in targets:
-            _refuse_dtype(one, contents)
         groups = restoring.fresh()
         wholes = groups.pop(states.framework, [])
         wanted = {(one.name, one.part): None for one in targets}
@@ -360,13 +358,6 @@ def _target(path: TreePath, tensor: torch.Tensor, name: str) -> Target:
         raise misfit(place, str(error)) from None
     refuse_destination(place, local)
     return Target(name, part, local, tensor)
-
-
-def _refuse_dtype(one: Target, contents: Files) -> None:
-    stored = DTYPES[contents.infos[one.name].dtype]
-    if stored != one.local.dtype and not (stored.is_floating_point and one.local.is_floating_point()):
-        reason = f"the destination has another dtype: expected {stored}, found {one.local.dtype}"
-        raise misfit(one.name, reason, "destination-dtype")
 
 
 def _read(contents: Files, wanted: list[tuple[str, Part]]) -> dict[tuple[str, Part], torch.Tensor]:

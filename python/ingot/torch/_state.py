@@ -11,6 +11,7 @@ import torch
 import ingot
 from ingot._adapters.face import Whole
 from ingot._base.options import Loading, Saving
+from ingot._base.text import _quoted
 from ingot._native import Checkpoint, TensorInfo
 from ingot._ranks.local import is_distributed, is_dtensor, whole_shape
 from ingot._read.door import Reads
@@ -33,7 +34,7 @@ from ._devices import payload as tensor_payload
 from ._filling import packed
 from ._into import Fitting, differences, fill_tensors, load_fitting, tensors_of
 from ._shared import restore, views_among
-from ._tensors import _export, _plain_ones, at, copied, wrap
+from ._tensors import DTYPES, _export, _plain_ones, at, copied, wrap
 
 
 class _States(States):
@@ -83,6 +84,8 @@ class _States(States):
     def place(self, own: Any, stored: Stored, path: TreePath, restoring: Restoring) -> None:
         if whole_shape(own) != stored.shape:
             raise other_shape(restoring.shown, path, whole_shape(own), stored.shape)
+        if not _takes(own, stored):
+            raise _other_dtype(restoring.shown, path, own, stored)
         restoring.filled[path] = own, stored.name
 
     def write(
@@ -168,7 +171,8 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
         "unexpected in the file": [name for name in stored if name not in own],
     }
     shapes = [name for name in own if name in stored and whole_shape(own[name]) != stored[name].shape]
-    if not shapes and not any(lists.values()):
+    dtypes = [name for name in own if name in stored and not _takes(own[name], stored[name])]
+    if not shapes and not dtypes and not any(lists.values()):
         for name, one in stored.items():
             restoring.filled[(*live.path, names[name])] = own[name], one.name
         return
@@ -178,9 +182,25 @@ def _plan_module(live: Live, module: torch.nn.Module, restoring: Restoring) -> N
     if shapes:
         expected, found = whole_shape(own[shapes[0]]), stored[shapes[0]].shape
         raise other_shape(restoring.shown, (*live.path, shapes[0]), expected, found)
+    if dtypes:
+        raise _other_dtype(restoring.shown, (*live.path, dtypes[0]), own[dtypes[0]], stored[dtypes[0]])
     lines = differences(lists, stored, own)
     reason = f"the {type(module).__name__} and its state in the file have other tensors:"
     raise fault(restoring.shown, live.path, "\n".join([reason, *lines]), "state-names")
+
+
+def _takes(own: torch.Tensor, stored: Stored) -> bool:
+    """Return whether a tensor can be filled: with its dtype, or with other floats, which are converted."""
+    found = DTYPES.get(stored.dtype)
+    return found in (None, own.dtype) or (found.is_floating_point and own.dtype.is_floating_point)
+
+
+def _other_dtype(shown: str, path: TreePath, own: torch.Tensor, stored: Stored) -> DestinationError:
+    place, found = spelled(path), DTYPES[stored.dtype]
+    message = f"{shown}: {_quoted(place)}: expected dtype {own.dtype}, found {found} in the file"
+    return DestinationError(
+        message, code="destination-dtype", tensor=place, expected=str(own.dtype), found=str(found)
+    )
 
 
 def _own_tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
