@@ -138,7 +138,9 @@ class Encoder:
         kind = type(value)
         if kind in self._plain:
             return True
-        if not is_tensor(value) or is_live(value) or _is_flattened(kind) or owner(value) != self._framework:
+        if is_live(value) or not is_tensor(value):
+            return False
+        if _is_flattened(kind) or owner(value) != self._framework:
             return False
         self._plain.add(kind)
         return True
