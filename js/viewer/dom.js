@@ -35,9 +35,11 @@ export function select(label, options, value, onchange) {
   return h("label", {}, `${label} `, h("select", { onchange: (event) => onchange(event.target.value) }, choices));
 }
 
-/** Facts as a list of pairs of name and value. Pairs with a null value are left out. */
+/** Facts as a list of pairs of name and value. Pairs with a null value are left out. Null without a pair.
+ */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
+  if (shown.length === 0) return null;
   return h("dl", {}, shown.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]).flat());
 }
 

@@ -82,6 +82,19 @@ def test_headings_are_whole(viewed: Opener) -> None:
             assert look.page.evaluate(CUT, ".heads span, .heads button") == [], width
 
 
+@pytest.mark.parametrize("width", [360, 768, 1000, 1280])
+def test_comparison_cuts_no_cell(viewed: Opener, tmp_path: Path, width: int) -> None:
+    look = viewed(minilm(), two_models(tmp_path)[0], viewport={"width": width, "height": 800})
+    if width == 360:
+        look.page.click("nav button:has-text('Tensors')")
+    selector = ".tree .row:not([hidden]) > :nth-child(n+2), .heads span"
+    assert look.page.evaluate(CUT, selector) == []
+    tree = look.page.evaluate(
+        "() => [...document.querySelectorAll('.tree')].map((one) => one.scrollWidth - one.clientWidth)"
+    )
+    assert tree == [0]
+
+
 @pytest.mark.parametrize("width", [360, 1280])
 def test_rows_of_long_names_differ(viewed: Opener, tmp_path: Path, width: int) -> None:
     look = viewed(lora(tmp_path / "lora.safetensors"), viewport={"width": width, "height": 800})
