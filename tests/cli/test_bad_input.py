@@ -291,15 +291,24 @@ def test_wheel_has_the_command_and_its_extra() -> None:
 
 def test_commands_that_look_import_no_framework(tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors")
+    # One process: what a command imports stays for the next ones.
     program = (
-        "import sys; from ingot.cli.program import run; code = run(sys.argv[1:]); "
-        "print([name for name in ('numpy', 'torch', 'tqdm', 'ml_dtypes') if name in sys.modules], code)"
+        "import json, sys; from ingot.cli.program import run; "
+        "found = lambda: [name for name in ('numpy', 'torch', 'tqdm', 'ml_dtypes') if name in sys.modules]; "
+        "ends = [(line[0], run(line), found()) for line in json.load(sys.stdin)]; print(json.dumps(ends))"
     )
-    for command in ("summary", "ls", "tree", "info", "params", "check", "meta get", "mem", "stats"):
-        extra = {"info": ["lm_head.weight"], "stats": ["lm_head.weight"]}.get(command, [])
-        line = [sys.executable, "-c", program, *command.split(), str(path), *extra]
-        done = subprocess.run(line, capture_output=True, text=True, env=environment(), check=True)
-        assert done.stdout.splitlines()[-1] == "[] 0", command
+    commands = ("summary", "ls", "tree", "info", "params", "check", "meta get", "mem", "stats")
+    extra = {"info": ["lm_head.weight"], "stats": ["lm_head.weight"]}
+    lines = [[*command.split(), str(path), *extra.get(command, [])] for command in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(lines),
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == [[line[0], 0, []] for line in lines]
 
 
 def test_library_works_without_the_command() -> None:

@@ -47,7 +47,9 @@ def test_hash_command_equals_other_tools(tmp_path: Path) -> None:
     assert rows["crc32"] == f"{zlib.crc32(content):08x}"
     assert rows["modelspec"] == "0x" + rows["autov3"]
     assert good("hash", path, "-a", "md5", "-q").out == hashlib.md5(content).hexdigest() + "\n"
-    answer = good("hash", path, path, "--json").json()["hashes"]
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(content)
+    answer = good("hash", path, other, path, "--json").json()["hashes"]
     assert [one["digest"] for one in answer] == [rows["sha256"]] * 2
 
 
