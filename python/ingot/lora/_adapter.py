@@ -15,8 +15,8 @@ from ingot._base.keys import select
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted, located
 from ingot._native import Checkpoint, TensorInfo, is_url
+from ingot._read.config import file_beside
 from ingot._read.door import open_source
-from ingot._read.inspect import file_beside
 from ingot._read.kind import ADAPTER_CONFIG
 from ingot._read.select import Wanted
 from ingot.errors import AdapterError
