@@ -118,7 +118,6 @@ OTHERWISE = {
     "metadata": {
         "ingot.convert": "added to that of the source, since formats have some that no tensor file has",
         "ingot.cast": "by default that of the source",
-        "ingot.lora.*": "by default that of the source",
         "ingot.merge": "by default that of the source",
         "ingot.rewrite": "by default that of the source",
         "ingot.split": "by default that of the source",

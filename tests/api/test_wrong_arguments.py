@@ -167,8 +167,10 @@ def tensors_for(name: str) -> dict[str, Any]:
 def right(name: str, argument: str, path: Path) -> Any:
     """Return a value that a function takes for a positional argument."""
     values = {
+        "adapter": path,
         "algorithm": "sha256",
         "arrays": tensors_for(name),
+        "base": path,
         "data": path.read_bytes(),
         "destination": path.with_name("new.safetensors"),
         "dtype": "F16",
@@ -178,6 +180,7 @@ def right(name: str, argument: str, path: Path) -> Any:
         "name": "a",
         "other": path,
         "path": "m.safetensors",
+        "scale": 1.0,
         "set": {"k": "v"},
         "source": path,
         "step": 1,
@@ -192,6 +195,7 @@ def right(name: str, argument: str, path: Path) -> Any:
         "tensor": ARRAY,
         "tensor_dict": tensors_for(name),
         "tensors": tensors_for(name),
+        "to": "kohya",
     }
     if argument == "accelerator":
         # With the library, tests/peers/clients tests the argument after it.
@@ -212,6 +216,8 @@ FREE = {"default", "device", "state"}
 # Values that are right.
 FITTING = [
     ("max_shard_size", 5),
+    ("scale", 5),
+    ("scale", 1.5),
     ("index", 5),
     ("index", [5]),
     ("index", None),

@@ -17,6 +17,7 @@ import ingot
 import ingot.lora
 import ingot.numpy
 from ingot.lora import _merge
+from support.servers import Handler, Request, serving
 
 Array = np.ndarray[Any, Any]
 Tensors = dict[str, Array]
@@ -210,6 +211,29 @@ def test_merge_reads_the_names_of_each_format(base: Path, tmp_path: Path) -> Non
         assert all(
             np.array_equal(found[name], before[name]) for name in before if "0.q_proj.weight" not in name
         )
+
+
+def test_merge_reads_the_configuration_beside_a_url(base: Path, tmp_path: Path) -> None:
+    tensors, config = peft()
+    adapter = saved(tmp_path, "adapter_model.safetensors", tensors, config)
+
+    def answer(handler: Handler, request: Request) -> None:
+        file = tmp_path / request.path.rpartition("/")[2]
+        if file.is_file():
+            handler.part(file.read_bytes(), request, ETag=f'"{file.name}"')
+        else:
+            handler.head(404, Content_Length=0)
+
+    with serving(answer) as server:
+        urls = [server.url(f"/{name}") for name in ("base.safetensors", "adapter_model.safetensors")]
+        ingot.lora.merge(*urls, tmp_path / "remote.safetensors")
+        (tmp_path / "kohya.safetensors").write_bytes(ingot.numpy.save(kohya()))
+        (tmp_path / "adapter_config.json").unlink()
+        ingot.lora.info(server.url("/kohya.safetensors"))
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    expected = merged(base, adapter)
+    found = ingot.numpy.load_file(tmp_path / "remote.safetensors")
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
 def test_merge_reads_settings_in_the_metadata(base: Path, tmp_path: Path) -> None:

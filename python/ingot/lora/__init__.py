@@ -20,7 +20,7 @@ from os import fsdecode
 from typing import Any, Literal, Unpack
 
 from ingot._base.checks import Existing, checked_source, is_path
-from ingot._base.options import Loading, Saving, checked, takes
+from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.progress import reporting_on
 from ingot._base.report import Report
 from ingot._base.text import brief
@@ -53,6 +53,12 @@ class Merged(Report):
         The number of tensors in the destination.
     nbytes : int
         Bytes of their values.
+
+    Examples
+    --------
+    >>> report = ingot.lora.merge("model.safetensors", "adapter.safetensors", "merged.safetensors")
+    >>> report.changed, report.unused
+    (('lm_head.weight',), ())
     """
 
     _path = "lora.Merged"
@@ -90,6 +96,12 @@ class Adapter(Report):
         The tensors of the base that the adapter replaces.
     parameters : int
         The number of elements in all tensors but the alphas.
+
+    Examples
+    --------
+    >>> found = ingot.lora.info("adapter.safetensors")
+    >>> found.kind, found.ranks, found.parameters
+    ('LoRA', (2,), 24)
     """
 
     _path = "lora.Adapter"
@@ -108,13 +120,15 @@ class Adapter(Report):
 def _scaled(given: Any) -> list[tuple[Any, float]]:
     """Return the adapters, each with its weight."""
     if is_path(given) or not isinstance(given, (list, tuple)):
-        return [(checked_source(given), 1.0)]
+        return [(argument(merge, "adapter", given, checked_source), 1.0)]
     if not given:
         raise OptionError("adapter: expected at least one, found none", code="no-sources")
     found = []
     for one in given:
         if not isinstance(one, (list, tuple)) or len(one) != 2:
-            raise TypeError(f"adapter: expected pairs of a source and its weight, found {brief(one)}")
+            found_type = type(one).__name__
+            reason = f"expected pairs of a source and its weight, found {found_type} {brief(one)}"
+            raise TypeError(f"adapter: {reason}")
         found.append((checked_source(one[0]), _number(one[1], "the weight of adapter")))
     return found
 
@@ -195,9 +209,9 @@ def merge(
     Weights are computed some rows at a time, in float32, or in float64 for float32 weights, and are rounded
     once to the base's dtype. Beside the factors of one module, less than 256 MiB of memory are taken.
 
-    The change of a module is ``alpha / r * B @ A``, or what its kind defines. With `scale` and DoRA, the
-    difference between the adapted weight and the base is scaled. Tensors that were trained whole
-    (``modules_to_save``) replace the base's, or are added to the file.
+    LoRA adds ``alpha / r * B @ A`` to a weight. With `scale` and DoRA, the difference between the adapted
+    weight and the base is scaled. Tensors that were trained whole (``modules_to_save``) replace tensors of
+    the base, or are added.
 
     The configuration of the model, ``config.json``, is not copied.
 
@@ -373,8 +387,11 @@ def convert(
 
     Examples
     --------
-    >>> ingot.lora.convert("adapter.safetensors", "renamed.safetensors", "diffusers").format
-    'diffusers'
+    >>> name = "text_encoder.text_model.encoder.layers.0.mlp.fc1"
+    >>> factors = {f"{name}.lora_A.weight": numpy.ones((2, 4)), f"{name}.lora_B.weight": numpy.ones((8, 2))}
+    >>> ingot.numpy.save_file(factors, "diffusers.safetensors")
+    >>> ingot.lora.convert("diffusers.safetensors", "kohya.safetensors", "kohya").modules
+    ('text_model_encoder_layers_0_mlp_fc1',)
     """
     given: Any = checked(convert, locals())
     how, reading = Saving.among(convert, given), Loading.among(given)
@@ -407,3 +424,7 @@ def renamed(
     with opened(source, Loading(), given["keys"], given["drop"]) as adapter:
         Renamed(adapter, to)
         return replace(_described(adapter), path=path, format=to)
+
+
+def __dir__() -> list[str]:
+    return __all__

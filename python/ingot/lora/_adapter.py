@@ -14,8 +14,8 @@ from ingot import numpy as arrays
 from ingot._base.keys import select
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted, located
-from ingot._native import Checkpoint, TensorInfo, is_url
-from ingot._read.config import file_beside
+from ingot._native import Checkpoint, TensorInfo, fetch_beside, is_url
+from ingot._read.config import CONFIG_NBYTES, ConfigFile, file_beside
 from ingot._read.door import open_source
 from ingot._read.kind import ADAPTER_CONFIG
 from ingot._read.select import Wanted
@@ -63,7 +63,7 @@ KOHYA = re.compile(r"(?P<component>lora_unet|lora_te[123]?|lora_transformer|lora
 _DIFFUSERS = re.compile(
     r"(?P<component>unet|transformer(?:_2)?|text_encoder(?:_[23])?|prior|diffusion_model)\.(?P<path>.+)"
 )
-# The parts of which a module must have all, or one of each list.
+# A module must have one part of each list.
 _WHOLE = {
     "LoRA": (["up"], ["down"]),
     "embedding": (["rows"], ["columns"]),
@@ -148,7 +148,7 @@ class Adapter:
         self._sort(map(checkpoint.info, chosen))
         if not is_peft and not any(ending.match(name) for name in names for ending, _ in _PARTS):
             reason = "is not an adapter: no tensor has a name of PEFT, kohya or diffusers"
-            raise self.refusal(reason, "no-adapter")
+            raise self.unfit(reason, "no-adapter")
         self._scale()
 
     def numbers(self, info: TensorInfo, dtype: str = "F64", rows: slice | None = None) -> Any:
@@ -156,7 +156,7 @@ class Adapter:
         wanted = Wanted([info.name], None if rows is None else [(rows,)], dtype)
         return self.checkpoint.parts(wanted, arrays.wrap)[0]
 
-    def refusal(self, reason: str, code: str, tensor: str | None = None, **facts: Any) -> AdapterError:
+    def unfit(self, reason: str, code: str, tensor: str | None = None, **facts: Any) -> AdapterError:
         """Return an error that names the file."""
         return located(AdapterError, reason, code=code, path=self.path, tensor=tensor, **facts)
 
@@ -181,7 +181,7 @@ class Adapter:
             if part in module.parts:
                 other = module.parts[part].name
                 reason = f"is the same part of its module as {_quoted(other)} — keys= or drop= chooses one"
-                raise self.refusal(reason, "ambiguous-module", info.name, found=other)
+                raise self.unfit(reason, "ambiguous-module", info.name, found=other)
             module.parts[part] = info
             self.modules[name] = module
         for module in self.modules.values():
@@ -224,7 +224,7 @@ class Adapter:
         if missing is not None:
             tensors = ", ".join(_quoted(info.name) for info in parts.values())
             reason = f"module {_quoted(module.name)} has {tensors} without {' or '.join(missing)}"
-            raise self.refusal(f"{reason}: the file is incomplete", "incomplete-module", found=[*parts])
+            raise self.unfit(f"{reason}: the file is incomplete", "incomplete-module", found=[*parts])
 
     # How much each module adds.
 
@@ -232,18 +232,18 @@ class Adapter:
         kind = str(self.config.get("peft_type", "LORA"))
         if kind not in ("LORA", "LOHA", "LOKR"):
             reason = f"peft_type {_quoted(kind)} is not an adapter of low rank: expected LORA, LOHA or LOKR"
-            raise self.refusal(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
+            raise self.unfit(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
         setting = next((name for name in _UNSUPPORTED if self.config.get(name)), None)
         if setting is not None:
             reason = f"{ADAPTER_CONFIG} sets {setting}, which is not supported — merge it with peft"
-            raise self.refusal(reason, "unsupported-adapter", found=setting)
+            raise self.unfit(reason, "unsupported-adapter", found=setting)
         start = self.config.get("init_lora_weights")
         if isinstance(start, str) and _CHANGES_BASE.match(start):
             reason = (
                 f"init_lora_weights {_quoted(start)} changed the base before training, and the adapter "
                 "belongs to the changed one — save it with path_initial_model_for_weight_conversion= of peft"
             )
-            raise self.refusal(reason, "unsupported-adapter", found=start)
+            raise self.unfit(reason, "unsupported-adapter", found=start)
 
     def _scale(self) -> None:
         of_components = _settings(self.metadata)
@@ -256,7 +256,7 @@ class Adapter:
                 self._configure(module, settings)
             elif self.format == "peft" and module.alpha is None and module.rank is not None:
                 reason = f"{ADAPTER_CONFIG} is missing, which holds the alpha that scales the adapter"
-                raise self.refusal(f"{reason} — put it beside the file", "unknown-alpha")
+                raise self.unfit(f"{reason} — put it beside the file", "unknown-alpha")
             # LyCORIS ignores the alpha of LoKr with two full factors, which have no rank.
             elif module.alpha is not None and module.rank:
                 module.scaling = module.alpha / module.rank
@@ -275,12 +275,12 @@ class Adapter:
         if not _is_positive(rank) or not isinstance(module.alpha, (int, float)):
             reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
             facts = f"found {rank!r} and {module.alpha!r}"
-            raise self.refusal(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
+            raise self.unfit(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
         if module.rank is None and module.kind != "LoKr":
             return
         if module.rank not in (None, rank):
             reason = f"module {_quoted(module.name)} has rank {module.rank}, and {ADAPTER_CONFIG} says {rank}"
-            raise self.refusal(reason, "rank-mismatch", expected=rank, found=module.rank)
+            raise self.unfit(reason, "rank-mismatch", expected=rank, found=module.rank)
         is_stabilised = bool(config.get("use_rslora")) and module.kind not in ("LoHa", "LoKr")
         module.scaling = module.alpha / (math.sqrt(rank) if is_stabilised else rank)
         module.fan_in_fan_out = bool(config.get("fan_in_fan_out"))
@@ -315,11 +315,20 @@ def _settings(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def config_beside(path: str | None) -> dict[str, Any]:
-    """Return the contents of ``adapter_config.json`` beside a local file. Empty if there is none."""
-    file = None if path is None or is_url(path) else file_beside(path, ADAPTER_CONFIG)
-    if file is None:
-        return {}
+def config_beside(source: Source, path: str | None, how: Loading) -> dict[str, Any]:
+    """Return the contents of ``adapter_config.json`` beside a file or a URL, or {} without one."""
+    if isinstance(source, str) and is_url(source):
+        try:
+            options = how.storage_options
+            file = ConfigFile(*fetch_beside(source, ADAPTER_CONFIG, CONFIG_NBYTES, options))
+        except (FileNotFoundError, PermissionError):
+            # Stores that do not allow listing answer with this status if the file does not exist.
+            return {}
+    else:
+        found = None if path is None else file_beside(path, ADAPTER_CONFIG)
+        if found is None:
+            return {}
+        file = found
     try:
         config = json.loads(file.data)
     except (ValueError, RecursionError) as fault:
@@ -337,4 +346,4 @@ def opened(
 ) -> Iterator[Adapter]:
     """Open an adapter for the block, with the selected tensors."""
     with closing(open_source(source, how)) as checkpoint:
-        yield Adapter(checkpoint, config_beside(checkpoint.at), select(checkpoint, keys, drop))
+        yield Adapter(checkpoint, config_beside(source, checkpoint.at, how), select(checkpoint, keys, drop))

@@ -142,7 +142,7 @@ def change_of(
             f"module {_quoted(module.name)} changes a weight of {_shown(change.shape)}, "
             f"and {_quoted(info.name)} of the base has the shape {list(info.shape)}"
         )
-        raise adapter.refusal(reason, "shape-mismatch", info.name, expected=info.shape, found=change.shape)
+        raise adapter.unfit(reason, "shape-mismatch", info.name, expected=info.shape, found=change.shape)
     if "magnitude" in module.parts:
         return _decomposed(adapter, module, info, change, read, block)
     found: Change = change
@@ -170,7 +170,7 @@ def _change(adapter: Adapter, module: Module, info: TensorInfo, dtype: str) -> A
     except ValueError as fault:
         shapes = ", ".join(f"{part} {list(one.shape)}" for part, one in parts.items())
         reason = f"module {_quoted(module.name)}: the shapes of its tensors do not fit together: {shapes}"
-        raise adapter.refusal(reason, "shape-mismatch", found=shapes) from fault
+        raise adapter.unfit(reason, "shape-mismatch", found=shapes) from fault
 
 
 _OTHERS = ("alpha", "magnitude", "up_bias", "bias_difference", "difference")
@@ -197,7 +197,7 @@ def _low_rank(found: dict[str, Array], module: Module, info: TensorInfo) -> Prod
 
 
 def _product(a: Array, b: Array, core: Array | None, scaling: float = 1.0) -> Product:
-    """Return a @ b, or the Tucker decomposition with this core, of which `a` is stored transposed."""
+    """Return a @ b, or the Tucker decomposition with this core and a transposed `a`."""
     if core is None:
         if a.shape[1] != b.shape[0]:
             raise ValueError
@@ -226,7 +226,7 @@ def _decomposed(
     magnitude = adapter.numbers(stored).reshape(-1)
     height, width = flat_shape(info.shape)
     inner = prod(info.shape[2:])
-    # PEFT scales the outputs of a module. LyCORIS may also scale the inputs, as its shape tells.
+    # PEFT scales the outputs of a module. LyCORIS may also scale the inputs: the shape shows it.
     is_of_inputs = len(stored.shape) > 1 and stored.shape[0] == 1 and len(magnitude) * inner == width
     is_transposed = "rows" in module.parts or (module.fan_in_fan_out and len(info.shape) == 2)
     is_of_columns = (is_transposed or (is_of_inputs and not _is_peft_convolution(adapter, info))) and len(
@@ -234,7 +234,7 @@ def _decomposed(
     ) * inner == width
     if len(magnitude) != (width // inner if is_of_columns else height):
         reason = f"has {len(magnitude)} magnitudes, which do not fit the shape {list(info.shape)} of the base"
-        raise adapter.refusal(reason, "shape-mismatch", stored.name, expected=info.shape, found=stored.shape)
+        raise adapter.unfit(reason, "shape-mismatch", stored.name, expected=info.shape, found=stored.shape)
     squares = numpy.zeros(width if is_of_columns else height)
     for begin in range(0, height, block):
         end = min(begin + block, height)

@@ -112,7 +112,7 @@ class Renamed:
         if to == "peft" and len(self._components) > 1:
             found = ", ".join(sorted(map(str, self._components)))
             reason = f"an adapter of PEFT is for one model, and the file has modules of {found}"
-            raise adapter.refusal(f"{reason} — keys= or drop= chooses one", "several-components", found=found)
+            raise adapter.unfit(f"{reason} — keys= or drop= chooses one", "several-components", found=found)
         self.paths = {name: path for name, (_, path) in modules.items()}
         self.new = [
             new
@@ -128,7 +128,7 @@ class Renamed:
         if adapter.others:
             shown = ", ".join(map(_quoted, adapter.others[:3]))
             reason = f"{plural(len(adapter.others), 'tensor')} have no name of an adapter: {shown}"
-            raise adapter.refusal(f"{reason} — drop= leaves them out", "unused-tensors", found=adapter.others)
+            raise adapter.unfit(f"{reason} — drop= leaves them out", "unused-tensors", found=adapter.others)
         if adapter.whole and self.to != "peft":
             raise self._lacks("tensors that replace the base's", next(iter(adapter.whole.values())).name)
         if adapter.config.get("fan_in_fan_out") and self.to != "peft":
@@ -136,7 +136,7 @@ class Renamed:
 
     def _lacks(self, what: str, tensor: str | None) -> AdapterError:
         reason = f"the format {self.to} has no names for {what} — drop= leaves tensors out"
-        return self.adapter.refusal(reason, "no-name", tensor, expected=self.to)
+        return self.adapter.unfit(reason, "no-name", tensor, expected=self.to)
 
     def _located(self, module: Module) -> tuple[str | None, str]:
         """Return the part of a pipeline and the path of a module, in the names of diffusers."""
@@ -150,7 +150,7 @@ class Renamed:
                 reason = (
                     f"module {_quoted(module.name)} has a name of no known table, so its parts are unknown"
                 )
-                raise self.adapter.refusal(reason, "unknown-module", found=module.name)
+                raise self.adapter.unfit(reason, "unknown-module", found=module.name)
             path = of_unet(found)
         elif component == "diffusion_model":
             component = None
@@ -165,7 +165,7 @@ class Renamed:
             return f"base_model.model.{path}"
         if component is None:
             reason = f"module {_quoted(path)} is of no known part of a pipeline, which begins its name"
-            raise self.adapter.refusal(f"{reason} in {self.to}", "unknown-module", found=path)
+            raise self.adapter.unfit(f"{reason} in {self.to}", "unknown-module", found=path)
         if self.to == "diffusers":
             return f"{component}.{path}"
         start = _TO_KOHYA.get(component, component)
@@ -233,7 +233,7 @@ class Renamed:
         if len(kinds) > 1 or len(decomposed) > 1:
             found = ", ".join(sorted({module.kind for module in modules}))
             reason = f"an adapter of PEFT is of one kind, and the file has {found}"
-            raise self.adapter.refusal(f"{reason} — keys= chooses", "several-components", found=found)
+            raise self.adapter.unfit(f"{reason} — keys= chooses", "several-components", found=found)
         kind = kinds.pop() if kinds else "LORA"
         ranks = {self.paths[name]: module.rank or 1 for name, module in self.adapter.modules.items()}
         alphas = {

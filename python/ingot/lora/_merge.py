@@ -121,7 +121,7 @@ class Plan:
                         f"modules {_quoted(owners[name])} and {_quoted(module.name)} both change "
                         f"{_quoted(name)} of the base — keys= or drop= chooses one"
                     )
-                    raise adapter.refusal(reason, "ambiguous-module", found=name)
+                    raise adapter.unfit(reason, "ambiguous-module", found=name)
                 owners[name] = module.name
                 change = module if suffix == ".weight" else parts[0]
                 scaling = module.scaling if parts[0] is module.parts.get("up_bias") else 1.0
@@ -136,7 +136,7 @@ class Plan:
         if len(found) > 1:
             names = ", ".join(map(_quoted, found[:3]))
             reason = f"module {_quoted(module.name)} may be {names} of the base"
-            raise adapter.refusal(f"{reason} — keys= or drop= leaves it out", "ambiguous-module", found=found)
+            raise adapter.unfit(f"{reason} — keys= or drop= leaves it out", "ambiguous-module", found=found)
         name = f"{found[0]}{suffix}" if found else None
         return None if name is None else self._checked(adapter, module.name, name)
 
@@ -147,7 +147,7 @@ class Plan:
                 f"changes {_quoted(name)}, which shares its values with {_quoted(other)} in the base: both "
                 "would change — store them separately first"
             )
-            raise adapter.refusal(f"{_quoted(of)} {reason}", "tied-target", found=name)
+            raise adapter.unfit(f"{_quoted(of)} {reason}", "tied-target", found=name)
         target = self.targets.get(name)
         if target is not None and (
             target.info.dtype not in FLOATS or (target.info.dtype.startswith("F8") and self._packing)
@@ -179,7 +179,7 @@ class Plan:
         else:
             reason = f"has the shape {list(info.shape)}, and the base {list(target.info.shape)}"
             hint = "one adapter with the scale 1 may replace it"
-            raise adapter.refusal(
+            raise adapter.unfit(
                 f"{reason}: {hint}", "shape-mismatch", info.name, expected=target.info.shape, found=info.shape
             )
 
@@ -206,7 +206,7 @@ class Plan:
             f"{plural(len(self.unused), 'tensor')} of the adapter match no module of {_escaped(self.path)}: "
             f"{shown}{more} — is it the right base? drop= leaves tensors out"
         )
-        raise adapter.refusal(reason, "unused-tensors", expected=path, found=[*self.unused])
+        raise adapter.unfit(reason, "unused-tensors", expected=path, found=[*self.unused])
 
     def specs(self, names: Sequence[str]) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(name, self.targets[name].dtype, self.targets[name].shape) for name in names]

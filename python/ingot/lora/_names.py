@@ -135,7 +135,7 @@ class Modules:
                 self._flat.setdefault(form.replace(".", "_"), {})[path] = None
 
     def find(self, path: str, is_flat: bool) -> list[str]:
-        """Return the modules of this name: one, unless there is none or the name is ambiguous."""
+        """Return the modules of this name: one, or more if the name is ambiguous."""
         if path in self._paths:
             return [path]
         if is_flat:

@@ -81,7 +81,7 @@ def info(screen: Screen, paths: tuple[str, ...]) -> int:
 
 
 def _facts(one: lora.Adapter) -> list[tuple[str, str]]:
-    """Return the facts about an adapter, and what it changes."""
+    """Return the facts about an adapter, and its modules."""
     alphas = ", ".join(f"{alpha:g}" for alpha in one.alphas) or "not stored"
     facts = [
         ("file", one.path),
