@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 METADATA = ".metadata"
 _TITLE = "a record of torch.save"
-# The classes of records, in whichever module of torch a version has them.
+# The classes of records. Versions of torch have them in different modules.
 _KINDS = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "MetadataIndex"),
     *("TensorProperties", "StorageMeta", "_StorageInfo", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
