@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import os
 import pickle
 import random
@@ -12,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -21,6 +24,9 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import ingot
 import ingot.numpy
+from ingot._convert.limits import Budget, limits
+from ingot._convert.source import Contents, Entry, Options, Region
+from ingot._convert.sources.distributed import _Box, _Folder, _Joined
 from ingot.torch import load_file
 from support.errors import raises
 from support.mutants import mutant
@@ -166,6 +172,45 @@ def test_convert_reads_metadata_of_older_versions_of_torch() -> None:
         raw = raw.replace(new + name, old + name.removeprefix(b"_"))
     path.write_bytes(raw)
     same(load_file(folder), {"w": expected})
+
+
+def _cuts(size: int, dice: random.Random) -> list[slice]:
+    ends = sorted({0, size, *(dice.randrange(size + 1) for _ in range(dice.randrange(3)))})
+    return list(itertools.starmap(slice, itertools.pairwise(ends)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_joined_boxes_have_the_bytes_of_every_range(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(seed)
+    for _ in range(50):
+        shape = tuple(dice.randrange(1, 6) for _ in range(dice.randrange(4)))
+        whole = numpy.arange(math.prod(shape), dtype="<i4").reshape(shape) * 7919
+        boxes, entries, data = [], [], b""
+        for place in itertools.product(*(_cuts(size, dice) for size in shape)):
+            part = numpy.ascontiguousarray(whole[place])
+            region = Region("boxes", len(data), part.nbytes)
+            boxes.append(_Box(tuple(side.start for side in place), whole[place].shape, region))
+            is_plain = dice.random() < 0.7
+            values = None if is_plain else (lambda part=part: part)
+            entries.append(Entry("w", "I32", boxes[-1].sizes, values, region=region if is_plain else None))
+            data += part.tobytes()
+        Path("boxes").write_bytes(data)
+        contents = Contents("step_1/.metadata", "", Options(Budget("", limits(1, None)), False))
+        joined = _Joined(_Folder(contents, {}), "w", "I32", shape, boxes)
+        monkeypatch.setattr(joined, "_entry", entries.__getitem__)
+        assert numpy.array_equal(joined.read(), whole)
+        for _ in range(8):
+            begin, end = sorted(dice.choices(range(whole.nbytes + 1), k=2))
+            assert joined.span(begin, end).tobytes() == whole.tobytes()[begin:end], (shape, begin, end)
+
+
+def test_load_file_reads_packed_elements() -> None:
+    packed = torch.arange(12, dtype=torch.uint8).view(3, 4).view(torch.float4_e2m1fn_x2)
+    folder = saved({"w": packed})
+    ingot.torch.save_file({"w": packed}, "expected.safetensors")
+    ingot.convert(folder, "out.safetensors")
+    for path in (folder, "out.safetensors"):
+        assert torch.equal(load_file(path)["w"].view(torch.uint8), packed.view(torch.uint8))
 
 
 def test_load_file_notices_a_checkpoint_that_is_replaced() -> None:

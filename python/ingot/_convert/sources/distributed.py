@@ -198,10 +198,18 @@ class _Folder:
         self._contents, self._index = contents, index
         self._overlapping = _overlapping(index)
         self._files: dict[str, tuple[str, int]] = {}
+        self._whole: tuple[Entry, Array] | None = None
 
     def part(self, region: Region) -> Contents:
         """Return the contents of a file with records."""
         return Contents(region.path, _TITLE, self._contents.options)
+
+    def whole(self, entry: Entry) -> Array:
+        """Return the bytes of a record that has them in another order. The last one is kept."""
+        last = self._whole
+        if last is None or last[0] is not entry:
+            last = self._whole = entry, numpy.frombuffer(stored(entry.read()), numpy.uint8)
+        return last[1]
 
     def region(self, name: str, offsets: Sizes | None) -> Region:
         """Return the bytes of a record, which are in a file of the directory."""
@@ -315,50 +323,80 @@ class _Joined:
     def __init__(self, folder: _Folder, name: str, code: str, shape: Sizes, boxes: Sequence[_Box]) -> None:
         self._folder, self._name, self._code, self._shape = folder, name, code, shape
         self._boxes = boxes
-        # Bytes are copied, and NumPy's dtype may be in another package.
-        self._dtype = numpy.dtype(f"u{itemsize(code)}")
+        self._width = itemsize(code)
         self._found: dict[int, Entry] = {}
 
     def read(self) -> Array:
         """Return the values."""
-        rows = self._rows(0, self._shape[0] if self._shape else 1).reshape(self._shape)
-        return unpacked(rows) if self._code == "F4" else rows.view(dtype_of(self._code))
+        whole = self.span(0, elements(self._shape) * self._width)
+        if self._code == "F4":
+            return unpacked(whole.reshape(self._shape))
+        return whole.view(dtype_of(self._code)).reshape(self._shape)
 
     def span(self, begin: int, end: int) -> Array:
         """Return the bytes between two positions in the whole tensor in C order."""
-        row = self._row_nbytes(self._shape)
-        first, last = begin // row, -(-end // row)
-        found = self._rows(first, last).reshape(-1).view(numpy.uint8)
-        return found[begin - first * row : end - first * row]
-
-    def _row_nbytes(self, shape: Sizes) -> int:
-        return elements(shape[1:]) * self._dtype.itemsize
-
-    def _rows(self, begin: int, end: int) -> Array:
-        """Return a range of the first dimension. A number is one row."""
-        found = numpy.empty((end - begin, *self._shape[1:]), self._dtype)
-        for number, box in enumerate(self._boxes):
-            if not self._shape:
-                found[...] = self._rows_of(number, 0, 1)
-                continue
-            first, last = max(begin, box.offsets[0]), min(end, box.offsets[0] + box.sizes[0])
-            if first < last and elements(box.sizes):
-                sides = zip(box.offsets[1:], box.sizes[1:], strict=True)
-                place = slice(first - begin, last - begin), *(slice(at, at + size) for at, size in sides)
-                found[place] = self._rows_of(number, first - box.offsets[0], last - box.offsets[0])
+        found = numpy.empty(end - begin, numpy.uint8)
+        if len(found):
+            self._fill(found, begin, end, ())
         return found
 
-    def _rows_of(self, number: int, begin: int, end: int) -> Array:
-        """Return a range of the first dimension of a box."""
-        sizes, entry = self._boxes[number].sizes, self._entry(number)
-        shape, row = (end - begin, *sizes[1:]), self._row_nbytes(sizes)
+    def _fill(self, out: Array, begin: int, end: int, at: Sizes) -> None:
+        """Fill `out` with bytes of the part of the tensor below the first indices `at`.
+
+        Only the rows that are cut by a border of the range are divided further.
+        """
+        if len(at) == len(self._shape):
+            # The range begins or ends inside of an element.
+            out[:] = self._rows(at, None).reshape(-1)[begin:end]
+            return
+        row = elements(self._shape[len(at) + 1 :]) * self._width
+        first, last = -(-begin // row), end // row
+        if first > last:
+            self._fill(out, begin - last * row, end - last * row, (*at, last))
+            return
+        head, tail = first * row - begin, last * row - begin
+        if head:
+            self._fill(out[:head], row - head, row, (*at, first - 1))
+        if first < last:
+            out[head:tail] = self._rows(at, (first, last)).reshape(-1)
+        if tail < len(out):
+            self._fill(out[tail:], 0, len(out) - tail, (*at, last))
+
+    def _rows(self, at: Sizes, rows: tuple[int, int] | None) -> Array:
+        """Return the bytes of rows below the first indices `at`, or of one element."""
+        rest = () if rows is None else (rows[1] - rows[0], *self._shape[len(at) + 1 :])
+        found = numpy.empty((*rest, self._width), numpy.uint8)
+        for number, box in enumerate(self._boxes):
+            inner = tuple(one - offset for one, offset in zip(at, box.offsets, strict=False))
+            if not all(0 <= one < size for one, size in zip(inner, box.sizes, strict=False)):
+                continue
+            offsets, sizes = box.offsets[len(at) :], box.sizes[len(at) :]
+            if rows is None:
+                found[...] = self._stored(number, inner, 0, 1).reshape(self._width)
+                continue
+            first, last = max(rows[0], offsets[0]), min(rows[1], offsets[0] + sizes[0])
+            if first < last and elements(sizes):
+                sides = zip(offsets[1:], sizes[1:], strict=True)
+                place = (
+                    slice(first - rows[0], last - rows[0]),
+                    *(slice(one, one + size) for one, size in sides),
+                )
+                raw = self._stored(number, inner, first - offsets[0], last - offsets[0])
+                found[place] = raw.reshape(last - first, *sizes[1:], self._width)
+        return found
+
+    def _stored(self, number: int, at: Sizes, first: int, last: int) -> Array:
+        """Return the bytes of rows of a box below its first indices `at`. They follow each other."""
+        sizes, entry, position = self._boxes[number].sizes, self._entry(number), 0
+        for one, size in zip(at, sizes, strict=False):
+            position = position * size + one
+        row = elements(sizes[len(at) + 1 :]) * self._width
+        # A box without further dimensions is one row.
+        position = (position * sizes[len(at)] if len(at) < len(sizes) else position) * row
+        begin, end = position + first * row, position + last * row
         if entry.region is None:
-            whole = numpy.frombuffer(stored(entry.read()), numpy.uint8)
-            raw = whole[begin * row : end * row]
-        else:
-            region = entry.region
-            raw = Region(region.path, region.position + begin * row, (end - begin) * row).read(self._name)
-        return raw.view(self._dtype).reshape(shape)
+            return self._folder.whole(entry)[begin:end]
+        return Region(entry.region.path, entry.region.position + begin, end - begin).read(self._name)
 
     def _entry(self, number: int) -> Entry:
         """Return the tensor in the record of a box, which is opened once."""
