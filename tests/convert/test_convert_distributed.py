@@ -213,6 +213,30 @@ def test_load_file_reads_packed_elements() -> None:
         assert torch.equal(load_file(path)["w"].view(torch.uint8), packed.view(torch.uint8))
 
 
+def test_load_file_rejects_to_map_a_distributed_checkpoint() -> None:
+    folder = saved({"w": torch.ones(2)})
+    with raises(ingot.OptionError, "a distributed checkpoint cannot be mapped", code="unmappable"):
+        load_file(folder, backend="mmap")
+
+
+@pytest.mark.parametrize("path", ["step_1", "step_1/.metadata"])
+def test_convert_reads_the_metadata_of_megatron(path: str) -> None:
+    expected = torch.arange(24.0).view(4, 6)
+    metadata = Path(saved({"w": expected}), ".metadata")
+    raw = pickle.dumps(pickle.loads(metadata.read_bytes()), 2)
+    ours, theirs = (
+        f"c{module}\n{name}\n".encode()
+        for module, name in (
+            ("torch.distributed.checkpoint.metadata", "Metadata"),
+            ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"),
+        )
+    )
+    assert ours in raw
+    metadata.write_bytes(raw.replace(ours, theirs))
+    ingot.convert(path, "out.safetensors")
+    same(load_file("out.safetensors"), {"w": expected})
+
+
 def test_load_file_notices_a_checkpoint_that_is_replaced() -> None:
     folder = saved({"w": torch.arange(100_000.0)})
     with ingot.safe_open(folder, "pt") as file:

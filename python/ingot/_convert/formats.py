@@ -232,7 +232,7 @@ _BY_CONTENT: dict[str, Callable[[_Start], bool]] = {
         # Protocols 4 and 5 put the length of a frame before the number.
         or (_is_pickle(start) and _LEGACY_TORCH in (start.head[2:15], start.head[11:24]))
     ),
-    "distcp": lambda start: _is_pickle(start) and _DISTRIBUTED in start.head,
+    "distcp": lambda start: _is_pickle(start) and (_DISTRIBUTED in start.head or start.ends("distcp")),
     "npz": lambda start: any(name.endswith(".npy") for name in start.members),
     "paddle": lambda start: _is_pickle(start) and start.ends("paddle"),
     "pickle": _is_pickle,

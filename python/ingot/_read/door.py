@@ -141,7 +141,8 @@ def _stored(source: Source, how: Loading, leniency: Leniency, confine: bool, len
                 raise
         found = _served(found)
     if backend == "mmap":
-        message = f"backend 'mmap' is for files: a {type(source).__name__} cannot be mapped"
+        kind = "distributed checkpoint" if is_path(source) else type(source).__name__
+        message = f"backend 'mmap' is for files: a {kind} cannot be mapped"
         raise OptionError(message, code="unmappable")
     open_object: Any = Checkpoint.from_object if hasattr(found, "ask") else Checkpoint.from_buffer
     checkpoint: Checkpoint = open_object(found, leniency, how.max_header_size)

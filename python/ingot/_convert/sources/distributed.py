@@ -42,6 +42,8 @@ _KINDS = (
     *("TensorProperties", "StorageMeta", "_StorageInfo", "_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING"),
 )
 _RECORDS = re.compile(rf"torch\.distributed\.(?:\w+\.)+({'|'.join(_KINDS)})")
+# Megatron's class adds an attribute.
+_MEGATRON = re.compile(r"megatron\.core\.dist_checkpointing\.(?:\w+\.)+MCore(Metadata)")
 
 
 class _Record(Plain):
@@ -66,7 +68,8 @@ class _Machine(torch.TorchMachine):
         self.calls |= {kind: partial(_Record, kind) for kind in _KINDS}
 
     def find_class(self, module: str, name: str) -> Named | Foreign | Placeholder:
-        match = _RECORDS.fullmatch(f"{module}.{name}")
+        full = f"{module}.{name}"
+        match = _RECORDS.fullmatch(full) or _MEGATRON.fullmatch(full)
         return super().find_class(module, name) if match is None else Named(match[1])
 
 
