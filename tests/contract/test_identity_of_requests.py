@@ -69,9 +69,12 @@ def files() -> dict[str, bytes]:
 def answer(handler: Handler, request: Request) -> None:
     handler.rfile.read(int(request.headers.get("content-length", 0)))
     if handler.command in ("PUT", "POST", "DELETE"):
-        # A store that obeys conditions: the second request for one object is refused.
-        seen = [one for one in handler.server.facts.requests if one.path == request.path]
-        refused = "if-none-match" in request.headers and len(seen) > 1
+        # A store that obeys conditions: the second conditional request for an object is refused.
+        place = urlsplit(request.path).path
+        seen = [one for one in handler.server.facts.requests if urlsplit(one.path).path == place]
+        refused = (
+            "if-none-match" in request.headers and sum("if-none-match" in one.headers for one in seen) > 1
+        )
         body = WRITTEN.get(handler.command, b"") if not refused else b""
         handler.head(412 if refused else 200, Content_Length=len(body), ETag='"e"')
         handler.body(body)
