@@ -237,6 +237,7 @@ CUTS ?= 100000
 FILES ?= 20000
 CONVERSIONS ?= 20000
 SAVES ?= 20000
+UPLOADS ?= 2000
 CHECKPOINTS_KILLS ?= 1000
 NODES ?= 100000
 HEADERS ?= 1000000
@@ -246,11 +247,12 @@ nightly: export INGOT_SEED := $(shell date +%s)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_CUTS=$(CUTS) INGOT_FILES=$(FILES) \
-		INGOT_HEADERS=$(HEADERS) INGOT_CONVERSIONS=$(CONVERSIONS) \
+		INGOT_HEADERS=$(HEADERS) INGOT_CONVERSIONS=$(CONVERSIONS) INGOT_UPLOADS=$(UPLOADS) \
 		$(BIN)/python -m pytest tests/hostile/processes/test_any_order.py \
 		tests/hostile/disks/test_every_call.py tests/hostile/disks/test_power_cuts.py \
 		tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
-		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
+		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py \
+		tests/remote/test_stores.py
 	INGOT_STATE_NODES=$(NODES) \
 		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0

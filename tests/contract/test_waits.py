@@ -197,6 +197,14 @@ def server_silent(peers: Peers) -> Call:
     return load(peers.serve(peers.stall))
 
 
+def save_silent(peers: Peers) -> Call:
+    home = peers.serve(peers.stall).removesuffix("/model.safetensors")
+    options = {**OPTIONS, "endpoint": home, "anonymous": True}
+    return lambda: ingot.numpy.save_file(
+        {"a": np.zeros(3)}, "s3://bucket/key", storage_options={**options, **PATIENT}
+    )
+
+
 def head_drips(peers: Peers) -> Call:
     head = part_head(0, 1000).replace(b"ETag", b"X: " + b"y" * 9999 + b"\r\nETag")
     return load(peers.serve(lambda handler, request: peers.drip(handler.raw, head)))
@@ -446,6 +454,8 @@ WAITS = [
         "body of a download",
         body_of(lambda url, at: ingot.download(url, at.folder / "d", storage_options=OPTIONS)),
     ),
+    # A lost answer is followed by a request that reads the object back, after the deadline.
+    Wait("answer of a store to a save, silent", save_silent, is_limited=False),
     Wait("whole file from a server without ranges", whole_file_stalls),
     Wait("target of a redirect, silent", redirect_silent),
     Wait("pause before another attempt", told_to_wait, is_limited=False),

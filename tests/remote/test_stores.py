@@ -19,6 +19,7 @@ import ingot.numpy
 from ingot import _native
 from ingot.errors import OptionError, StorageError
 from support import stores
+from support.record import note
 from support.stores import MIB, STORES, Fault, Store, Stored
 
 pytest.importorskip("botocore", reason="botocore verifies signatures, and is not installed")
@@ -353,6 +354,7 @@ def test_any_fault_leaves_the_old_object_or_the_new_one_whole() -> None:
             # Without a fault of the request itself, no part is left.
             if not any(one.kind in ("abort", "begin") for one in store.faults):
                 assert raised is None or store.uploads == {}, told
+    note("saves to a store with faults", ROUNDS, 0, seed=SEED)
 
 
 KILLED = """

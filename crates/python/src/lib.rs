@@ -31,7 +31,6 @@ mod shards;
 mod shared;
 mod statistics;
 mod tensor;
-mod upload;
 mod watch;
 mod wrap;
 mod writer;
@@ -77,8 +76,6 @@ mod _native {
     use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Exporter;
-    #[pymodule_export]
-    use crate::upload::upload;
     #[pymodule_export]
     use crate::wrap::Wrap;
     #[pymodule_export]

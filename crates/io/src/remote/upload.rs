@@ -15,9 +15,7 @@ use ingot_remote::{Client, Fault, Location, Part, Parts, RemoteOptions, Upload, 
 use super::session::region_of;
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Error, Failure, Step, of_step, step, unstorable};
-use crate::file::{LocalFile, ReadAt as _};
 use crate::pages::Pages;
-use crate::payload::{FileRange, Payload};
 use crate::save::{Closing, Ending, PIECE, Pieces, Ring, Snapshot};
 use crate::sync::{AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{Asked, POLL, Watch};
@@ -76,18 +74,6 @@ pub fn upload_pieces(
         }
         outcome => outcome,
     }
-}
-
-/// Copy the file at `path` to the object at `url`, as [`upload_pieces`] does, and return its size.
-///
-/// # Errors
-/// As [`upload_pieces`]; [`Failure::Open`] if there is no such file.
-pub fn upload_file(path: &Path, url: &str, options: &UploadOptions, watch: &dyn Watch) -> Result<u64, Error> {
-    let file = LocalFile::open(path)?;
-    let nbytes = file.nbytes();
-    let payloads = [Payload::File(FileRange::of_local(&file, 0, nbytes))];
-    upload_pieces(url, Ok(Pieces::of_bytes(&payloads)), options, watch)?;
-    Ok(nbytes)
 }
 
 impl Snapshot {
