@@ -153,11 +153,11 @@ impl Upload {
         self.put(b"", stop)?;
         let again = if in_parts {
             let parts = self.parts(stop)?;
-            let part = parts.send(1, b"", stop)?;
-            let all = [part];
-            let made = self
-                .tries(stop)
-                .run(|deadline| parts.complete_once(&all, deadline));
+            let made = parts.send(1, b"", stop).and_then(|part| {
+                let all = [part];
+                self.tries(stop)
+                    .run(|deadline| parts.complete_once(&all, deadline))
+            });
             if made.is_err() {
                 parts.abort();
             }
