@@ -247,12 +247,12 @@ nightly: export INGOT_SEED := $(shell date +%s)
 nightly: $(VENV)/.ingot $(VENV)/.test
 	rm -f $(RECORD)
 	INGOT_STEPS=$(STEPS) INGOT_ANSWERS=$(ANSWERS) INGOT_KILLS=$(KILLS) INGOT_CUTS=$(CUTS) INGOT_FILES=$(FILES) \
-		INGOT_HEADERS=$(HEADERS) INGOT_CONVERSIONS=$(CONVERSIONS) INGOT_UPLOADS=$(UPLOADS) \
+		INGOT_HEADERS=$(HEADERS) INGOT_CONVERSIONS=$(CONVERSIONS) \
 		$(BIN)/python -m pytest tests/hostile/processes/test_any_order.py \
 		tests/hostile/disks/test_every_call.py tests/hostile/disks/test_power_cuts.py \
 		tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
-		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py \
-		tests/remote/test_stores.py
+		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
+	INGOT_UPLOADS=$(UPLOADS) $(BIN)/python -m pytest tests/remote/test_stores.py -o faulthandler_timeout=0
 	INGOT_STATE_NODES=$(NODES) \
 		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0

@@ -13,6 +13,7 @@ import pytest
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from support import stores
 from support.servers import Handler, Request, serving
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,14 @@ def far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run a store to which pages save."""
+    with stores.running(is_signed=False) as store:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.server.url(""))
+        yield
+
+
 @pytest.mark.parametrize("page", list(filter(programs, PAGES)), ids=called)
 def test_programs_of_a_page_run_in_order(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -154,6 +163,9 @@ def test_programs_of_a_page_run_in_order(
     if "hf://" in "".join(programs(page)):
         pytest.importorskip("torch")
         request.getfixturevalue("far")
+    if page.stem == "stores":
+        pytest.importorskip("torch")
+        request.getfixturevalue("store")
     monkeypatch.chdir(tmp_path)
     ran = lacking = 0
     for example in SYBIL.parse(page).examples():
