@@ -47,7 +47,7 @@ impl Made {
     }
 }
 
-/// A file of which only the header exists. Its data is computed by the makers of its tensors.
+/// A file that stores only the header. Its data is computed by the makers of its tensors.
 #[derive(Debug)]
 pub(super) struct Computed {
     inputs: Arc<Checkpoint>,

@@ -91,6 +91,9 @@ pub enum Failure {
     },
     /// The weight that this tensor is a part of cannot be dequantised, for this reason.
     Dequantization(String),
+    /// The pieces that a tensor is put together from do not fit it, for this reason.
+    #[doc(hidden)]
+    Pieces(String),
     /// The destination of a tensor does not fit the tensor.
     #[doc(hidden)]
     Destination(Misfit),
@@ -202,6 +205,7 @@ impl Failure {
                 ("no-conversion", format!("{stored} is not converted to {wanted}"))
             }
             Failure::Dequantization(reason) => ("no-dequantization", reason.clone()),
+            Failure::Pieces(reason) => ("invalid-pieces", format!("the pieces do not fit: {reason}")),
             Failure::Destination(misfit) => misfit.row(),
             Failure::Edit(fault) => fault.row(),
             Failure::Checksums(reason) => ("invalid-checksums", reason.clone()),
