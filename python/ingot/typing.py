@@ -31,6 +31,7 @@ __all__ = [
     "HeaderOptions",
     "Identity",
     "Keys",
+    "LayoutOptions",
     "LoadOptions",
     "NoOptions",
     "OpenOptions",
@@ -278,7 +279,24 @@ class HeaderOptions(TypedDict, total=False):
     max_header_size: int | None
 
 
-class OpenOptions(HeaderOptions, total=False):
+class LayoutOptions(TypedDict, total=False):
+    """The layout in which tensors are read.
+
+    Attributes
+    ----------
+    dequantize : bool or ingot.typing.Dtype
+        Dequantise quantised weights while they are read (docs/guides/dequantising.md). The tensors have the
+        names and shapes that the model had before, such as ``x.weight``, and scales, zero points and other
+        parts of quantised weights are left out. Values are computed in float32 and rounded once: to the dtype
+        of the model in the ``config.json`` beside it, or else to BF16; or to the dtype that is passed here:
+        F16, BF16, F32 or F64. Tensors that are not quantised are unchanged. Not together with `verify` and
+        `expected_sha256`. The tensors are never views of a mapped file.
+    """
+
+    dequantize: bool | Dtype
+
+
+class OpenOptions(HeaderOptions, LayoutOptions, total=False):
     """How `ingot.open` and `ingot.safe_open` open a source.
 
     Attributes
@@ -300,7 +318,6 @@ class OpenOptions(HeaderOptions, total=False):
     strict: bool
     lenient: bool
     confine: bool
-    dequantize: bool | Dtype
 
 
 class ReadOptions(TypedDict, total=False):
@@ -322,13 +339,6 @@ class ReadOptions(TypedDict, total=False):
         How a URL is reached (`ingot.StorageOptions`).
     max_header_size : int, optional
         Reject longer headers, in bytes. 100,000,000 by default, as upstream; 25,000,000 for URLs.
-    dequantize : bool or ingot.typing.Dtype
-        Dequantise quantised weights while they are read (docs/guides/dequantising.md). The tensors have the
-        names and shapes that the model had before, such as ``x.weight``, and scales, zero points and other
-        parts of quantised weights are left out. Values are computed in float32 and rounded once: to the dtype
-        of the model in the ``config.json`` beside it, or else to BF16; or to the dtype that is passed here:
-        F16, BF16, F32 or F64. Tensors that are not quantised are unchanged. Not together with `verify` and
-        `expected_sha256`.
     """
 
     backend: Backend
@@ -336,7 +346,6 @@ class ReadOptions(TypedDict, total=False):
     progress: Progress
     storage_options: StorageOptions | None
     max_header_size: int | None
-    dequantize: bool | Dtype
 
 
 class SelectOptions(TypedDict, total=False):
@@ -391,7 +400,7 @@ class CheckOptions(TypedDict, total=False):
     expected_sha256: str | None
 
 
-class FillOptions(ReadOptions, CheckOptions, total=False):
+class FillOptions(ReadOptions, CheckOptions, LayoutOptions, total=False):
     """How a file is loaded into a model or a dict: `LoadOptions` without `slices`."""
 
     keys: Keys | None
@@ -399,7 +408,7 @@ class FillOptions(ReadOptions, CheckOptions, total=False):
     dtype: Dtype | None
 
 
-class LoadOptions(ReadOptions, SelectOptions, CheckOptions, total=False):
+class LoadOptions(ReadOptions, SelectOptions, CheckOptions, LayoutOptions, total=False):
     """How a file is loaded: the options of every `load_file` besides those of its framework."""
 
 
@@ -467,8 +476,6 @@ class CopyOptions(ReplaceOptions, total=False):
 
 class RewriteOptions(HeaderOptions, CopyOptions, total=False):
     """How tensors of other files are copied into new files."""
-
-    dequantize: bool | Dtype
 
 
 class CastOptions(ReadOptions, ReplaceOptions, total=False):

@@ -43,6 +43,7 @@ GROUPS: dict[str, list[str]] = {
     "reading": list(groups.ReadOptions.__annotations__),
     "selecting": list(groups.SelectOptions.__annotations__),
     "checking": list(groups.CheckOptions.__annotations__),
+    "layout": list(groups.LayoutOptions.__annotations__),
     "writing": [name for name in WRITING if name != "write_options"],
     "sharding": list(groups.ShardOptions.__annotations__),
 }
@@ -306,6 +307,7 @@ GOOD: dict[str, list[Any]] = {
     "dtype": ["F16", "bfloat16", numpy.float16],
     "verify": [False, True],
     "expected_sha256": [None],
+    "dequantize": [False, True, "F32", "bfloat16", numpy.float16],
     "metadata": [None, {}, {"k": "v"}],
     "format": ["safetensors", "bintensors"],
     "overwrite": [False, True],
@@ -331,6 +333,7 @@ BAD: dict[str, list[Any]] = {
     "dtype": ["I8", "nope", 7],
     "verify": [1, "yes", None],
     "expected_sha256": ["12", "x" * 64, 5],
+    "dequantize": ["F8_E4M3", "I8", "yes", 7, None],
     "metadata": [7, {"a": 1}, {1: "a"}],
     "format": ["x", 3],
     "overwrite": [1, "yes", None],

@@ -13,7 +13,8 @@ import pytest
 from ingot import typing as groups
 from support.public_api import parameters, public_api
 
-MOST_NAMES = 80
+# One more for `dequantize`, a capability of its own.
+MOST_NAMES = 81
 MOST_OWN = 6
 OPTIONS = {
     option
@@ -21,6 +22,7 @@ OPTIONS = {
         groups.ReadOptions,
         groups.SelectOptions,
         groups.CheckOptions,
+        groups.LayoutOptions,
         groups.SaveOptions,
         groups.ShardOptions,
     )

@@ -230,7 +230,8 @@ def test_a_sharded_model_is_dequantized(tmp_path: Path) -> None:
 def test_rewrite_writes_plain_weights(tmp_path: Path) -> None:
     model = quantised.with_others(MODELS["torchao nvfp4"](), {"x.bias": BIAS})
     path, new = model.save(tmp_path), tmp_path / "plain.safetensors"
-    ingot.rewrite(path, new, dequantize="F32")
+    removed = ingot.rewrite(path, new, dequantize="F32")
+    assert removed == ["x._weight_per_tensor_scale", "x._weight_qdata", "x._weight_scale"]
     found = load_file(new)
     assert {*found} == {"x.weight", "x.bias"}
     assert same(found["x.weight"], numpy.ascontiguousarray(model.weights["x.weight"]))

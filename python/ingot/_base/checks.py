@@ -470,13 +470,13 @@ def float_code(dtype: Dtype) -> str:
 
 def checked_dequantize(given: bool | Dtype) -> bool | str:
     """Return whether weights are dequantised, or the code of their dtype."""
-    if given is None or isinstance(given, bool):
-        return bool(given)
-    code = float_code(given)
+    if isinstance(given, bool):
+        return given
+    code = code_of(given)
     if code not in DEQUANTISED:
         message = f"dequantize={given!r}: expected True, False or one of {', '.join(DEQUANTISED)}"
         raise OptionError(message, code="no-conversion", expected=DEQUANTISED, found=given)
-    return code
+    return str(code)
 
 
 def checked_dtype(dtype: Dtype | None) -> str | None:

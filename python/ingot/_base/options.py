@@ -42,6 +42,7 @@ GROUPS = (
     typing.SaveOptions,
     typing.ShardOptions,
     typing.OpenOptions,
+    typing.LayoutOptions,
 )
 RARE = tuple(typing.WriteOptions.__annotations__)
 

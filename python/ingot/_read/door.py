@@ -112,10 +112,10 @@ def open_checkpoint(
 def computed(source: Source, checkpoint: Checkpoint, how: Loading) -> Checkpoint:
     """Return the checkpoint of the tensors that are computed from the stored ones."""
     if how.proves:
-        raise OptionError(
-            "verify and expected_sha256 compare stored bytes, which dequantize=True changes: verify the file first",
-            code="verify-computed",
+        reason = (
+            "verify and expected_sha256 compare stored bytes, not dequantised ones: verify the file first"
         )
+        raise OptionError(reason, code="verify-computed")
     path: Any = again_by(source, checkpoint.path or "")
     file = config_beside(path, how.storage_options) if is_path(path) and path else None
     config = parsed(file, "correct it, or move it away to dequantise by the tensors alone")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
@@ -16,7 +17,7 @@ from ingot._base.text import _escaped, _quoted, located
 from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources
 from ingot._read.door import open_checkpoint
 from ingot.errors import AdapterError, OptionError, SaveError
-from ingot.typing import Format, Keys, Path, RewriteOptions, Source, Tell
+from ingot.typing import Dtype, Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
 from .states import Pick, follow
@@ -233,10 +234,11 @@ def rewrite(
     rename: Mapping[str, str] | Callable[[str], str] | None = None,
     keys: Keys | None = None,
     drop: Keys | None = None,
+    dequantize: bool | Dtype = False,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
     **options: Unpack[RewriteOptions],
-) -> None:
+) -> list[str]:
     """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
 
     Parameters
@@ -251,6 +253,9 @@ def rewrite(
     keys, drop : str, ingot.typing.Glob, iterable of str or callable, optional
         Which tensors the new file has, as for `load_file`: all by default. The order of `keys` does not
         matter.
+    dequantize : bool or ingot.typing.Dtype
+        Write quantised weights as floats, as for `load_file`. `rename`, `keys` and `drop` see the names of
+        plain weights. Remove `quantization_config` from the ``config.json`` of the new model.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's.
     format : {"safetensors", "bintensors"}, optional
@@ -258,8 +263,16 @@ def rewrite(
     **options
         How headers are read and the file is written: `ingot.typing.RewriteOptions`.
 
+    Returns
+    -------
+    list of str
+        The tensors that the new file lacks because they are parts of dequantised weights, such as scales.
+        Empty without `dequantize`.
+
     Raises
     ------
+    ConversionError
+        A weight cannot be dequantised.
     TensorNotFoundError
         A name or pattern of `keys` or `drop`, or a name in `rename`, matches nothing.
     SaveError
@@ -304,8 +317,18 @@ def rewrite(
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
     picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
+    removed = _parts(source, Loading.among(given), names)
     with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
+    return removed
+
+
+def _parts(source: Source, how: Loading, names: Iterable[str]) -> list[str]:
+    """Return the names of stored tensors that are not among `names`, since they are parts of weights."""
+    if not how.computes:
+        return []
+    with closing(open_checkpoint(source, how._replace(backend="pread", dequantize=False))) as stored:
+        return sorted(set(stored.all_names()).difference(names))
 
 
 @takes(RewriteOptions)
