@@ -206,6 +206,23 @@ def test_tensors_decide_without_a_configuration(tmp_path: Path) -> None:
         assert same(load_file(path, dequantize="F32")["x.weight"], meant), name
 
 
+def test_aliases_stay(tmp_path: Path) -> None:
+    """Names of a packed weight are names of the weight, and names of others keep their values."""
+    model = MODELS["awq"]()
+    parts = ("qweight", "qzeros", "scales")
+    tied = {f"y.{part}": model.tensors[f"x.{part}"] for part in parts}
+    table = numpy.arange(24, dtype="float32").reshape(4, 6)
+    others = {"table": table, "whole": table, "columns": table[:, 1:3]}
+    path = tmp_path / "model.safetensors"
+    save_file({**model.tensors, **tied, **others}, path, shared="alias")
+    found = load_file(path, dequantize="F32")
+    assert {*found} == {"x.weight", "y.weight", *others}
+    meant = numpy.ascontiguousarray(model.weights["x.weight"])
+    assert same(found["x.weight"], meant)
+    assert same(found["y.weight"], meant)
+    assert all(same(found[name], numpy.ascontiguousarray(values)) for name, values in others.items())
+
+
 def test_a_model_that_is_not_quantised_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"x.weight": BIAS}, path, metadata={"format": "np"})

@@ -1,7 +1,7 @@
 //! Floats of 4 bits (E2M1), two in a byte with the lower half first: NVFP4, with a scale in F8_E4M3 for each 16 and one for the
 //! whole matrix, and MXFP4, with a power of two for each 32.
 //!
-//! ModelOpt's scales of NVFP4 are multiplied by the number for the whole matrix (`weight_scale_2`), and those of
+//! The scales of ModelOpt are multiplied by the number for the whole matrix (`weight_scale_2`), and the scales of
 //! compressed-tensors are divided by it (`weight_global_scale`).
 
 use ingot_format::{Dtype, saturating_usize};

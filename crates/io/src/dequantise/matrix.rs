@@ -93,7 +93,7 @@ impl Matrix {
         saturating_usize(self.dtype.bits() / 8)
     }
 
-    /// Return the next whole rows, or the rest of a row, from element `at` on, of which `left` are wanted.
+    /// Return the next whole rows, or the rest of a row, from element `at` on, where `left` elements are wanted.
     fn band(&self, at: u64, left: u64) -> Tile {
         let (row, column) = (at / self.columns, at % self.columns);
         if column > 0 || left < self.columns {

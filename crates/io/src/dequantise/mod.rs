@@ -26,15 +26,17 @@ mod scaled;
 mod torchao;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use ingot_format::{Dtype, StopFlag};
+use ingot_format::{Dtype, StopFlag, saturating_usize};
 
 use crate::checkpoint::Checkpoint;
 use crate::computed::{Made, Make, compute};
 use crate::edit::STALE_KEYS;
 use crate::error::Error;
 use crate::file::Tensor;
+use crate::options::ReadOptions;
 use crate::watch::Unwatched;
 use config::Config;
 use group::Group;
@@ -103,16 +105,13 @@ pub fn dequantise(
     let weights: BTreeSet<String> = found.values().map(|group| group.name.clone()).collect();
     let metadata = kept_metadata(&model);
     let mut made = Vec::new();
-    for tensor in inputs.all()? {
+    for tensor in everything(&inputs)? {
         let name = tensor.entry().name;
         match found.remove(name) {
             Some(group) => made.push(group.made(dtype)),
             None if parts.contains(name) => {}
             None => made.push(Stored::made(&tensor)),
         }
-    }
-    for alias in inputs.aliases(&Unwatched)? {
-        made.push(Stored::made(&inputs.find(&alias.name)?));
     }
     let format = inputs.format()?;
     let metadata: Vec<_> = metadata
@@ -124,16 +123,25 @@ pub fn dequantise(
     Ok(Some(Dequantised { checkpoint, removed }))
 }
 
+/// Return all tensors, and then those that have another name only.
+fn everything(inputs: &Checkpoint) -> Result<Vec<Tensor<'_>>, Error> {
+    let mut tensors = inputs.all()?;
+    for alias in inputs.aliases(&Unwatched)? {
+        tensors.push(inputs.find(&alias.name)?);
+    }
+    Ok(tensors)
+}
+
 /// Return the groups of a model by the names of their main tensors.
 fn groups(model: &Model<'_>) -> Result<BTreeMap<String, Group>, Error> {
     let mut found = BTreeMap::new();
-    for tensor in model.inputs.all()? {
+    for tensor in everything(model.inputs)? {
         let part = Part::new(tensor.entry());
         for find in FAMILIES {
             if let Some(mut group) = find(model, &part)? {
                 let stem = group.name.strip_suffix("weight").unwrap_or(&group.name);
                 let beside = BESIDE.iter().map(|end| format!("{stem}{end}"));
-                let beside = beside.filter(|name| model.inputs.contains(name));
+                let beside = beside.filter(|name| model.part(name).is_some());
                 group.parts.extend(beside.collect::<Vec<_>>());
                 found.insert(part.name, group);
                 break;
@@ -175,6 +183,16 @@ impl Make for Stored {
         dest: &mut [u8],
         stop: StopFlag<'_>,
     ) -> Result<(), Error> {
-        inputs.find(&self.0)?.read_at(begin, dest, stop)
+        let tensor = inputs.find(&self.0)?;
+        if tensor.strides().is_none() {
+            return tensor.read_at(begin, dest, stop);
+        }
+        // A part of another tensor, which is not contiguous there. Few files have any.
+        let bytes = tensor
+            .read(&ReadOptions::new().threads(NonZeroUsize::MIN), &stop)?
+            .to_vec();
+        let at = saturating_usize(begin);
+        dest.copy_from_slice(&bytes[at..at + dest.len()]);
+        Ok(())
     }
 }

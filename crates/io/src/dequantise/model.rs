@@ -9,6 +9,7 @@ use super::config::Config;
 use super::part::{Part, Reads};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Failure};
+use crate::watch::Unwatched;
 
 /// A checkpoint in which groups are searched.
 #[derive(Debug)]
@@ -33,13 +34,12 @@ impl<'m> Model<'m> {
 
     /// Return the tensor of this name.
     pub(super) fn part(&self, name: &str) -> Option<Part> {
-        if !self.inputs.contains(name) {
+        let is_known = self.inputs.contains(name) || self.inputs.is_alias(name, &Unwatched).unwrap_or(false);
+        if !is_known {
             return None;
         }
-        self.inputs
-            .find(name)
-            .ok()
-            .map(|tensor| Part::new(tensor.entry()))
+        let tensor = self.inputs.find(name).ok()?;
+        tensor.strides().is_none().then(|| Part::new(tensor.entry()))
     }
 
     /// Return the first tensor that has one of these names.

@@ -1,7 +1,7 @@
 //! Weights of 8 bits with a scale for each block, each row, or all of the matrix: FP8 of DeepSeek, compressed-tensors, FBGEMM and
 //! ComfyUI, MXFP8, and integers of 8 bits.
 //!
-//! `(weight - zero point) × scale`. `weight_scale_inv` multiplies too, whatever its name says.
+//! `(weight - zero point) × scale`. `weight_scale_inv` multiplies too, despite its name.
 
 use std::ops::Range;
 
@@ -145,7 +145,7 @@ fn numbers(part: &Part, reads: Reads<'_>, rows: Range<u64>, columns: Range<u64>)
 struct Grid {
     /// The rows and columns of the scales.
     shape: [u64; 2],
-    /// Rows of one matrix, of which there are several in tensors of three dimensions and more.
+    /// Rows of one matrix: tensors of three dimensions and more have several.
     matrix_rows: u64,
     /// Rows of scales of one matrix; 0 if all matrices have the same.
     matrix_scales: u64,
