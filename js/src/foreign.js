@@ -39,6 +39,10 @@ const FOREIGN = [
   ],
   ["compressed with gzip — unpack it first", (bytes) => bytes.startsWith("\x1f\x8b")],
   ["compressed with Zstandard — unpack it first", (bytes) => bytes.startsWith("\x28\xb5\x2f\xfd")],
+  [
+    "a file whose patch in place was not finished — finish it by `ingot delta apply --in-place` with the same patch",
+    (bytes) => bytes.startsWith("\xffpatch\r\n"),
+  ],
   ["a PDF document", (bytes) => bytes.startsWith("%PDF-")],
   [
     "only zeros at the start, as an interrupted copy or a full disk leaves it — fetch it again",

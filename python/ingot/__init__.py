@@ -26,6 +26,7 @@ from .errors import *  # noqa: F403 - its `__all__`
 TYPE_CHECKING: bool = False
 if TYPE_CHECKING:
     from . import dcp as dcp
+    from . import delta as delta
     from . import flax as flax
     from . import lora as lora
     from . import mlx as mlx
@@ -85,6 +86,7 @@ __all__ = [
     "cast",
     "check",
     "convert",
+    "delta",
     "deserialize",
     "diff",
     "download",
@@ -147,6 +149,7 @@ _LATER = {
 # is only imported by that line.
 _MODULES = {
     "dcp": "torch",
+    "delta": "ingot",
     "flax": "jax",
     "lora": "numpy",
     "mlx": "mlx.core",

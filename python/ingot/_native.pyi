@@ -14,6 +14,7 @@ from .errors import HeaderError
 
 __all__ = [
     "CHECKSUMS_KEY",
+    "DELTA_KEY",
     "MODEL_SPEC_KEY",
     "RECORD_KEYS",
     "SHARED_KEY",
@@ -29,6 +30,7 @@ __all__ = [
     "ForeignFile",
     "Gpu",
     "NewFile",
+    "Patch",
     "ShardIndex",
     "Sources",
     "Statistics",
@@ -40,7 +42,9 @@ __all__ = [
     "blob_digest",
     "check_destination",
     "check_storage_options",
+    "compose_patches",
     "destination",
+    "diff_versions",
     "distances",
     "download",
     "fetch_beside",
@@ -64,11 +68,13 @@ __all__ = [
     "stream",
     "update_metadata",
     "url_file_name",
+    "version_id",
     "why_pageable",
 ]
 
 __version__: str
 CHECKSUMS_KEY: str
+DELTA_KEY: str
 MODEL_SPEC_KEY: str
 RECORD_KEYS: list[str]
 SHARED_KEY: str
@@ -169,6 +175,102 @@ def distances(
 
     None if all their values are equal.
     """
+
+def diff_versions(
+    base: Checkpoint,
+    new: Checkpoint,
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    *,
+    index: bytes | None = None,
+    step: int | None = None,
+    durable: bool = True,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    threads: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write the patch from `base` to `new`. `index` is the text of the index of `new`, if it has one."""
+
+def compose_patches(
+    patches: Sequence[Patch],
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    *,
+    durable: bool = True,
+    overwrite: bool = False,
+    replace_read_only: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Write one patch for several in a row."""
+
+def version_id(checkpoint: Checkpoint) -> str:
+    """Return the id of a version: a digest of the headers."""
+
+@final
+class Patch:
+    """An open patch (FORMAT.md, "Patches")."""
+
+    def __new__(
+        cls,
+        checkpoint: Checkpoint,
+        prove: bool,
+        *,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Patch:
+        """Take the file of an open checkpoint, which is closed afterwards.
+
+        If `prove`, all its bytes are compared with their digests, and all positions are checked.
+        """
+
+    @property
+    def path(self) -> str | None: ...
+    def record(self) -> dict[str, Any]:
+        """Return the record of the patch, and its id. Versions are pairs of id and digest."""
+
+    def index(self) -> bytes | None:
+        """Return the text of the index of the result."""
+
+    def changed(self) -> list[tuple[TensorInfo, str, int, int]]:
+        """Return the changed tensors by name: info, codec, number of elements, and bytes in the patch."""
+
+    def elements(self, name: str, begin: int, end: int) -> tuple[bytes, bytes]:
+        """Return the positions, as 64-bit integers, and the bytes of changed elements from `begin` to `end`.
+
+        A tensor that the patch has as a whole has no positions.
+        """
+
+    def check_base(
+        self,
+        base: Checkpoint,
+        verify: bool,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Fail if `base` is not the version that the patch is for."""
+
+    def apply(
+        self,
+        base: Checkpoint,
+        number: int,
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        *,
+        durable: bool = True,
+        overwrite: bool = False,
+        replace_read_only: bool = False,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Write one file of the result."""
+
+    def apply_in_place(
+        self,
+        path: str | bytes | PathLike[str] | PathLike[bytes],
+        verify: bool,
+        *,
+        durable: bool = True,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> bool:
+        """Change the files at `path`. Return false if they were the result already."""
 
 @final
 class TensorInfo:

@@ -54,6 +54,10 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("merge",): ingot.merge,
     ("rename",): ingot.rewrite,
     ("cast",): ingot.cast,
+    ("delta", "diff"): ingot.delta.diff,
+    ("delta", "apply"): ingot.delta.apply,
+    ("delta", "compose"): ingot.delta.compose,
+    ("delta", "info"): ingot.delta.info,
     ("repair",): ingot.repair,
     ("download",): ingot.download,
 }
@@ -78,6 +82,9 @@ OWN = {
     ("modelspec", "set", "hash"): "checksums computes it while a file is saved",
     ("lora", "merge", "also"): "a pair of adapter",
     ("merge", "output"): "destination, after any number of sources",
+    ("delta", "diff", "output"): "destination",
+    ("delta", "apply", "output"): "destination, which is optional",
+    ("delta", "compose", "output"): "destination, after any number of sources",
     ("rename", "name"): "a pair of rename",
     ("rename", "sub"): "a callable as rename",
     ("cast", "except"): "ingot.cast has no drop: its keys are those without these",
@@ -133,6 +140,7 @@ def test_command_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
 
 PATH, OTHER, CUT = "model.safetensors", "other.safetensors", "cut.safetensors"
 LORA = "lora.safetensors"
+PATCH = "patch.safetensors"
 URL = "URL"
 
 
@@ -222,6 +230,10 @@ CASES: dict[tuple[str, ...], Case] = {
         [PATH, "out.bt", "--dtype", "F16"],
         {"dtype": ["--dtype", "BF16"], "keys": SELECTING["keys"], "except": ["--except", "*.1.*"]},
     ),
+    ("delta", "diff"): Case([PATH, OTHER, "-o", "out"], {"output": ["-o", "x"], "step": ["--step", "7"]}),
+    ("delta", "apply"): Case([PATH, PATCH, "-o", "out"], {"output": ["-o", "x"]}),
+    ("delta", "compose"): Case([PATCH, "-o", "out"], {"output": ["-o", "x"]}),
+    ("delta", "info"): Case([PATCH]),
     ("repair",): Case([CUT, "out.bt"]),
     ("download",): Case(
         [URL, "out.bt"],
@@ -239,12 +251,12 @@ WITHOUT_EFFECT = {
     ("meta", "rm", "files", "quiet"): "the model is one file",
     ("download", "threads", "dry_run"): "threads change how files are fetched, not which",
 }
-FILES = (PATH, OTHER, CUT, LORA, "pairs.json", "image.gif", "sub")
 
 
 WEIGHTS = {
     f"text_model.encoder.layers.{layer}.mlp.fc1.weight": numpy.zeros((3, 3), "f4") for layer in range(2)
 }
+FILES = (PATH, OTHER, CUT, LORA, PATCH, "pairs.json", "image.gif", "sub")
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +276,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(folder / OTHER, {"z": numpy.ones(20)}, metadata)
     save(folder / LORA, adapter())
     (folder / "pairs.json").write_text('{"k": "v"}')
+    ingot.delta.diff(folder / PATH, folder / OTHER, folder / PATCH)
     return folder
 
 

@@ -243,6 +243,22 @@ def test_rename_command(model: Path, tmp_path: Path) -> None:
     assert len(names) == TENSORS
 
 
+def test_delta_command(model: Path, tmp_path: Path) -> None:
+    new, patch, result = (tmp_path / name for name in ("new.bt", "patch.safetensors", "result.bt"))
+    good("cast", model, new, "--dtype", "f16", "--keys", "*LayerNorm*")
+    answer = good("delta", "diff", model, new, "-o", patch, "--step", "7", "--json").json()
+    assert answer["step"] == 7
+    assert all("LayerNorm" in name for name in answer["tensors"])
+    assert good("delta", "info", patch, "--json").json() == answer
+    good("delta", "compose", patch, "-o", tmp_path / "same.safetensors")
+    good("delta", "apply", model, tmp_path / "same.safetensors", "-o", result, "--verify")
+    assert result.read_bytes() == new.read_bytes()
+    copy = Path(shutil.copy(model, tmp_path / "copy.safetensors"))
+    ended = run("delta", "apply", copy, patch, "--in-place")
+    assert (ended.code, "write a new file" in ended.err) == (1, True)
+    assert run("delta", "apply", model, patch).code == 2
+
+
 def test_repair_command(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
     answer = good("repair", model, tmp_path / "r.safetensors", "--json").json()
     assert (answer["tensors"], answer["findings"]) == (TENSORS, [])

@@ -18,8 +18,8 @@ from ingot.cli.program import COMMANDS, program
 from support.commands import good, run
 from support.models import save
 
-A, B, OUT = "a.safetensors", "b.safetensors", "out.safetensors"
 C = "adapter.safetensors"
+A, B, OUT, PATCH = "a.safetensors", "b.safetensors", "out.safetensors", "patch.safetensors"
 # The words of the command, and a call of the function with the same result.
 CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "cast": ([A, OUT, "--dtype", "F16"], lambda: ingot.cast(A, OUT, "F16", overwrite=True)),
@@ -33,13 +33,17 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "lora convert": ([C, OUT, "--to", "kohya"], lambda: ingot.lora.convert(C, OUT, "kohya", overwrite=True)),
     "lora info": ([C], lambda: ingot.lora.info(C)),
     "lora merge": ([A, C, OUT], lambda: ingot.lora.merge(A, C, OUT, overwrite=True)),
+    "delta info": ([PATCH], lambda: ingot.delta.info(PATCH)),
     "modelspec validate": ([A], lambda: ingot.modelspec.validate({"modelspec.date": "never"})),
     "repair": ([A, OUT], lambda: ingot.repair(A, OUT, overwrite=True)),
     "stats": ([A, "--all", "--bins", "3"], lambda: ingot.stats(A, bins=3)),
     "verify": ([A], lambda: ingot.verify(A, raises=False)),
 }
 # Their functions return None or a str.
-WITHOUT_RESULT = {"hash", "merge", "rename", "split", "meta set", "meta rm", "meta clean", "modelspec set"}
+WITHOUT_RESULT = {
+    *("hash", "merge", "rename", "split", "meta set", "meta rm", "meta clean", "modelspec set"),
+    *("delta apply", "delta compose", "delta diff"),
+}
 # No Python function returns this output: there is no such function, or it combines several results.
 WITHOUT_FUNCTION = {
     *("cat", "completion", "credentials", "doctor", "export", "info", "layers", "ls", "mem", "params"),
@@ -61,6 +65,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save(Path(B), {"w": numpy.array([[1.0]], "f4"), "odd": numpy.arange(1, 4)}, {})
     factors = {"lora_up.weight": numpy.ones((2, 1), "f4"), "lora_down.weight": numpy.ones((1, 1), "f4")}
     save(Path(C), {f"lora_unet_conv_in.{part}": factor for part, factor in factors.items()})
+    ingot.delta.diff(A, B, PATCH, step=7)
     return tmp_path
 
 

@@ -219,6 +219,14 @@ def convert_adapter(source: Path, out: Path, /, **options: Any) -> None:
         ingot.lora.convert(adapter, out, "kohya", **options)
 
 
+def no_change(source: Path) -> bytes:
+    """Return the patch from a file to itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "patch.safetensors")
+        ingot.delta.diff(source, source, path)
+        return path.read_bytes()
+
+
 # A call of each function with options, by its source and its destination.
 Call = Callable[..., Any]
 CALLS: dict[str, Call] = {
@@ -229,6 +237,17 @@ CALLS: dict[str, Call] = {
     "ingot.download": download,
     "ingot.engines.lightning.CheckpointIO": checkpoint_io,
     "ingot.diff": lambda source, out, /, **options: ingot.diff(source, source, **options),
+    "ingot.delta.apply": lambda source, out, /, **options: ingot.delta.apply(
+        source, no_change(source), **{"destination": None if options.get("in_place") else out, **options}
+    ),
+    "ingot.delta.compose": lambda source, out, /, **options: ingot.delta.compose(
+        [no_change(source)], out, **options
+    ),
+    "ingot.delta.diff": lambda source, out, /, **options: ingot.delta.diff(source, source, out, **options),
+    "ingot.delta.info": lambda source, out, /, **options: ingot.delta.info(no_change(source), **options),
+    "ingot.delta.items": lambda source, out, /, **options: list(
+        ingot.delta.items(no_change(source), **options)
+    ),
     "ingot.stats": lambda source, out, /, **options: ingot.stats(source, **options),
     "ingot.convert": lambda source, out, /, **options: ingot.convert(
         source, out.parent / "shards" if options.get("max_shard_size") else out, **options

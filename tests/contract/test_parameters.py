@@ -28,8 +28,8 @@ OPTIONS = {
     )
     for option in group.__annotations__
 } | {"metadata", "background"}
-# A folder of checkpoints has a vocabulary of its own: steps, metrics, and which steps stay. No other function
-# has these names, and programs that save single files do not meet them.
+# A folder of checkpoints has a vocabulary of its own: steps, metrics, and which steps stay. Patches have a
+# step too. Programs that save single files do not meet these names.
 OF_CHECKPOINTS = {"directory", "keep", "keep_every", "best", "step", "metrics", "signal"}
 # Adapters are added to a base, and are renamed for a library.
 OF_ADAPTERS = {"base", "adapter", "scale", "to"}
@@ -60,7 +60,7 @@ def test_names_of_checkpoints_are_theirs_alone() -> None:
         for name in OF_CHECKPOINTS
     }
     assert all(takers.values())
-    homes = ("ingot.Checkpoints", "ingot.engines.accelerate")
+    homes = ("ingot.Checkpoints", "ingot.delta", "ingot.engines.accelerate")
     assert all(one.startswith(homes) for found in takers.values() for one in found)
 
 

@@ -165,6 +165,21 @@ def compared(source: Any, folder: Path) -> object:
     return found.tensors, found.values
 
 
+def patched(source: Any, folder: Path) -> object:
+    other, patch, result = (folder / f"{name}.safetensors" for name in ("other", "patch", "result"))
+    ingot.numpy.save_file({**WEIGHTS, "bias": numpy.zeros(2, "f4")}, other, TEXT)
+    ingot.delta.diff(source, other, patch)
+    ingot.delta.apply(source, patch, result)
+    return result.read_bytes() == other.read_bytes(), ingot.delta.info(patch).tensors
+
+
+def refused(source: Any, folder: Path, call: Callable[[Any, Path], object]) -> object:
+    """Return that the model is no patch."""
+    with pytest.raises(ingot.SafetensorError):
+        call(source, folder)
+    return "refused"
+
+
 def shown(source: Any, _: Path) -> object:
     with ingot.view(source, source, how="server") as both:
         assert both.url
@@ -210,6 +225,13 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.check": lambda source, _: ingot.check(source, values=True).problems,
     "ingot.stats": lambda source, _: ingot.stats(source, bins=2),
     "ingot.diff": compared,
+    "ingot.delta.apply": patched,
+    "ingot.delta.compose": partial(
+        refused, call=lambda source, folder: ingot.delta.compose([source], folder / "composed")
+    ),
+    "ingot.delta.diff": patched,
+    "ingot.delta.info": partial(refused, call=lambda source, _: ingot.delta.info(source)),
+    "ingot.delta.items": partial(refused, call=lambda source, _: ingot.delta.items(source)),
     "ingot.view": shown,
     "ingot.modelspec.read": lambda source, _: ingot.modelspec.read(source),
     "ingot.modelspec.validate": lambda source, _: ingot.modelspec.validate(source),

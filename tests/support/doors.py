@@ -11,7 +11,12 @@ from typing import Any
 from ingot._base.frameworks import FRAMEWORKS
 
 # In this order: paddle crashes in a process that has imported tensorflow before.
-MODULES = ("ingot", "ingot.modelspec", *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))))
+MODULES = (
+    "ingot",
+    "ingot.delta",
+    "ingot.modelspec",
+    *(f"ingot.{name}" for name in sorted(set(FRAMEWORKS.values()))),
+)
 # Classes that users call.
 CLASSES = ("ingot.Checkpoints", "ingot.Ranges", "ingot.Writer", "ingot.safe_open")
 

@@ -14,6 +14,7 @@ from ingot._adapters.face import Whole
 MODULES = (
     "ingot",
     "ingot.lora",
+    "ingot.delta",
     "ingot.modelspec",
     "ingot.numpy",
     "ingot.torch",

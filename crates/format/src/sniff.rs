@@ -2,6 +2,9 @@
 
 use core::fmt;
 
+/// The first bytes of a file while a patch is applied to it in place. As a length of a header, they are beyond every limit.
+pub const UNFINISHED_PATCH: &[u8] = b"\xffpatch\r\n";
+
 /// A kind of file that is neither safetensors nor bintensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -25,6 +28,7 @@ pub enum Foreign {
     Gzip,
     Zstd,
     Pdf,
+    UnfinishedPatch,
     Zeros,
 }
 
@@ -46,6 +50,7 @@ impl Foreign {
             _ if begins(b"\x93NUMPY") => Foreign::Npy,
             _ if begins(b"\x1f\x8b") => Foreign::Gzip,
             _ if begins(b"\x28\xb5\x2f\xfd") => Foreign::Zstd,
+            _ if begins(UNFINISHED_PATCH) => Foreign::UnfinishedPatch,
             _ if begins(b"%PDF-") => Foreign::Pdf,
             // Files of both formats begin with a number that is not zero.
             _ if start.len() >= 8 && start.iter().all(|&byte| byte == 0) => Foreign::Zeros,
@@ -95,6 +100,9 @@ impl Foreign {
             Foreign::Gzip => "compressed with gzip — unpack it first",
             Foreign::Zstd => "compressed with Zstandard — unpack it first",
             Foreign::Pdf => "a PDF document",
+            Foreign::UnfinishedPatch => {
+                "a file whose patch in place was not finished — finish it by `ingot delta apply --in-place` with the same patch"
+            }
             Foreign::Zeros => {
                 "only zeros at the start, as an interrupted copy or a full disk leaves it — fetch it again"
             }
@@ -142,6 +150,7 @@ mod tests {
             (b"\x1f\x8b\x08", Some(Foreign::Gzip)),
             (b"\x28\xb5\x2f\xfd", Some(Foreign::Zstd)),
             (b"%PDF-1.7", Some(Foreign::Pdf)),
+            (b"\xffpatch\r\n", Some(Foreign::UnfinishedPatch)),
             (&[0; 8], Some(Foreign::Zeros)),
             (&[0; 7], None),
             (b"\0\0\0\0\0\0\0\x01", None),

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ingot_format::{Entry, Escaped, Quoted, SelectionError};
-use ingot_io::{CheckpointFault, EditError, Error, Failure, Fault};
+use ingot_io::{CheckpointFault, EditError, Error, Failure, Fault, PatchFault};
 use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyMemoryError, PyNotImplementedError, PyOSError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -50,6 +50,9 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Failure::Destination(_) => "DestinationError",
         Failure::Edit(fault) => edit_class(fault),
         Failure::Checksums(_) | Failure::NoDigest | Failure::Digest(_) => "IntegrityError",
+        Failure::Patch(PatchFault::Unfinished { .. }) => "StorageError",
+        Failure::Patch(PatchFault::NotInPlace(_)) => "SaveError",
+        Failure::Patch(_) => "IntegrityError",
         Failure::Closed => "ClosedError",
         // Errors that a later version of ingot-io adds.
         _ => "SafetensorError",
@@ -108,6 +111,10 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
         if let Failure::Digest(unequal) = error.failure() {
             facts.set_item("expected", unequal.expected.to_string())?;
             facts.set_item("found", unequal.found.to_string())?;
+        }
+        if let Failure::Patch(PatchFault::WrongBase { expected, found }) = error.failure() {
+            facts.set_item("expected", expected)?;
+            facts.set_item("found", found)?;
         }
         let (begin, end) = error.range().unzip();
         facts.set_item("begin", begin)?;

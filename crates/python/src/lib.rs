@@ -5,6 +5,7 @@
 
 mod aside;
 mod credentials;
+mod delta;
 mod destination;
 mod device;
 mod distance;
@@ -40,6 +41,8 @@ mod writer;
 mod _native {
     #[pymodule_export]
     use crate::aside::{Aside, check_destination, replace_file};
+    #[pymodule_export]
+    use crate::delta::{Patch, compose_patches, diff_versions, version_id};
     #[pymodule_export]
     use crate::destination::Destinations;
     #[pymodule_export]
@@ -95,7 +98,9 @@ mod _native {
     #[pymodule_export]
     const STATE_KEY: &str = ingot_io::binding::STATE_KEY;
     #[pymodule_export]
-    const RECORD_KEYS: [&str; 9] = ingot_io::binding::RECORD_KEYS;
+    const DELTA_KEY: &str = ingot_format::DELTA_KEY;
     #[pymodule_export]
-    const STALE_KEYS: [&str; 11] = ingot_io::binding::STALE_KEYS;
+    const RECORD_KEYS: [&str; 10] = ingot_io::binding::RECORD_KEYS;
+    #[pymodule_export]
+    const STALE_KEYS: [&str; 12] = ingot_io::binding::STALE_KEYS;
 }

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ingot._base.checks import SUFFIX, Existing, checked_pattern
 from ingot._base.options import Saving
-from ingot._base.text import located
+from ingot._base.text import _quoted, located
 from ingot._native import RECORD_KEYS, ShardIndex, local_path, replace_file
 from ingot.errors import CheckpointError, StorageError
 from ingot.typing import Path
@@ -93,6 +93,23 @@ class Place:
         # A save to such a name may have left its own temporary file too, which begins with a dot more.
         self._hidden = re.compile(rf"{PREFIX.pattern}(.+)|\.{PREFIX.pattern}(.+)\.[0-9a-f]{{16}}\.ingot-tmp")
 
+    @classmethod
+    def of_index(cls, directory: Path, index: str, names: Iterable[str]) -> Place:
+        """Return the names of a checkpoint with this index, which are `names`.
+
+        Raises
+        ------
+        CheckpointError
+            The names are not numbered as huggingface_hub numbers them.
+        """
+        stem, dot, ending = index.removesuffix(".index.json").rpartition(".")
+        place = cls(directory, f"{stem}{SUFFIX}{dot}{ending}")
+        wrong = [name for name in (index, *names) if name != place.index and not place._files.fullmatch(name)]
+        if wrong:
+            reason = f"unexpected name of a file: {_quoted(wrong[0])}"
+            raise located(CheckpointError, reason, code="invalid-shard-name", path=place.directory)
+        return place
+
     def names(self, count: int) -> list[str]:
         """Return the names of `count` files."""
         if count == 1:
@@ -155,7 +172,7 @@ def write(
     place: Place,
     shards: Mapping[str, Shard],
     save: Callable[[str, Shard], None],
-    index: dict[str, object] | None,
+    index: dict[str, object] | bytes | None,
     how: Saving,
     prefix: str | None = None,
 ) -> None:
@@ -173,7 +190,7 @@ def write(
 def aside(
     place: Place,
     names: Collection[str],
-    index: dict[str, object] | None,
+    index: dict[str, object] | bytes | None,
     how: Saving,
     prefix: str | None = None,
 ) -> Iterator[dict[str, str]]:
@@ -232,7 +249,7 @@ def _tidy(place: Place) -> None:
 
 @contextmanager
 def _replacing(
-    place: Place, names: Collection[str], index: dict[str, object] | None, how: Saving, prefix: str
+    place: Place, names: Collection[str], index: dict[str, object] | bytes | None, how: Saving, prefix: str
 ) -> Iterator[list[str]]:
     """Rename the files that the block has written under names with `prefix`.
 
@@ -344,8 +361,8 @@ def _undo(place: Place, links: list[str]) -> None:
         remove(place, links)
 
 
-def _rendered(index: dict[str, Any]) -> bytes:
-    return json.dumps(index, indent=2).encode()
+def _rendered(index: dict[str, Any] | bytes) -> bytes:
+    return index if isinstance(index, bytes) else json.dumps(index, indent=2).encode()
 
 
 def remove(place: Place, names: Iterable[str]) -> None:

@@ -26,7 +26,7 @@ SECTIONS = {
     "Look": ("summary", "ls", "tree", "info", "params", "layers", "stats", "cat", "mem", "view"),
     "Check": ("check", "verify", "hash", "diff", "doctor"),
     "Metadata": ("meta", "modelspec"),
-    "Make other files": ("convert", "export", "split", "merge", "lora", "rename", "cast", "repair"),
+    "Make other files": ("convert", "export", "split", "merge", "lora", "rename", "cast", "delta", "repair"),
     "Fetch": ("download", "credentials"),
     "Shell": ("completion",),
 }

@@ -18,17 +18,17 @@ use crate::save::{Pieces, save_pieces};
 use crate::watch::Watch;
 
 /// An open file, locked against other edits until this is dropped, and the facts of its path.
-pub(super) struct Held<'p> {
+pub(crate) struct Held<'p> {
     path: &'p Path,
     file: Locked,
     facts: Facts,
     /// Whether other names lead to the file too, so that it must not be written in place.
-    pub(super) is_shared: bool,
+    pub(crate) is_shared: bool,
 }
 
 impl<'p> Held<'p> {
     /// Wait until no other edit of the file is in progress, up to [`PATIENCE`].
-    pub(super) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
+    pub(crate) fn open(path: &'p Path, watch: &dyn Watch) -> Result<Held<'p>, Error> {
         let open_fault = unopened(path);
         loop {
             let file = Locked::new(disk::open_both_ways(path).map_err(open_fault)?);
@@ -59,12 +59,12 @@ impl<'p> Held<'p> {
         }
     }
 
-    pub(super) fn file(&self) -> &File {
+    pub(crate) fn file(&self) -> &File {
         &self.file
     }
 
     /// Close the file, which was replaced.
-    pub(super) fn release(self) {
+    pub(crate) fn release(self) {
         self.file.unlock();
         crate::save::release(self.file);
     }

@@ -10,7 +10,7 @@
 //! its result. A save takes no lock. If one replaces the file during an edit, the edit fails.
 
 mod assemble;
-mod held;
+pub(crate) mod held;
 mod records;
 
 use std::collections::BTreeMap;

@@ -15,6 +15,7 @@
 //! of other metadata too | left out |
 //! | `ingot.state`, a training state | given by the caller with the tensors' new names, or left out if one of them is left out |
 //! left out |
+//! | `ingot.delta`, the record of a patch | left out | left out |
 //!
 //! An index describes files, so entries under these keys in its metadata are removed, and its totals are computed again.
 //! Only a training state stays, since it refers to tensors by name, and the
@@ -25,8 +26,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 use ingot_format::{
-    CHECKSUMS_KEY, Checksums, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY, SharedError,
-    SharedName, parse_shared, render_shared,
+    CHECKSUMS_KEY, Checksums, DELTA_KEY, Excerpt, Header, MODEL_SPEC_KEY, Quoted, Remedy, SHARED_KEY,
+    SharedError, SharedName, parse_shared, render_shared,
 };
 
 use crate::checkpoint::aliases::{named, refused};
@@ -46,7 +47,7 @@ pub(crate) const SIGNATURE_OF_DATA: &str = "vouch_credential";
 pub(crate) const TRAINER_HASH_KEYS: [&str; 2] = ["sshs_model_hash", "sshs_legacy_hash"];
 
 /// The keys of records. If a caller passes metadata with such a key for a new file, the record describes another file.
-pub const RECORD_KEYS: [&str; 9] = [
+pub const RECORD_KEYS: [&str; 10] = [
     CHECKSUMS_KEY,
     SHARED_KEY,
     MODEL_SPEC_KEY,
@@ -56,11 +57,12 @@ pub const RECORD_KEYS: [&str; 9] = [
     SIGNATURES_OF_FILE[3],
     SIGNATURE_OF_DATA,
     STATE_KEY,
+    DELTA_KEY,
 ];
 
 /// The keys that a file of tensors of other files leaves out of their metadata: [`RECORD_KEYS`] and the trainers' hashes.
-pub const STALE_KEYS: [&str; 11] = {
-    let mut keys = [""; 11];
+pub const STALE_KEYS: [&str; 12] = {
+    let mut keys = [""; 12];
     let (records, hashes) = keys.split_at_mut(RECORD_KEYS.len());
     records.copy_from_slice(&RECORD_KEYS);
     hashes.copy_from_slice(&TRAINER_HASH_KEYS);

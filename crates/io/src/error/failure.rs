@@ -4,7 +4,7 @@ use std::io;
 
 use ingot_format::{Dtype, FormatError, IndexError, Quoted, SelectionError, SharedError};
 
-use super::faults::{CheckpointFault, EditError, Misfit};
+use super::faults::{CheckpointFault, EditError, Misfit, PatchFault};
 use crate::device::{DeviceFault, Refusal};
 use crate::digest::Unequal;
 use crate::options::{BACKEND_VARIABLE, Backend, THREADS_VARIABLE};
@@ -103,6 +103,8 @@ pub enum Failure {
     Checksums(String),
     /// The record of shared tensors in the file's metadata cannot be used. FORMAT.md, "Shared tensors".
     Shared(SharedError),
+    /// A patch cannot be used. FORMAT.md, "Patches".
+    Patch(PatchFault),
     /// The file has no recorded digest of a tensor that was to be verified.
     NoDigest,
     /// Bytes of the tensor, or of the whole file, differ from a recorded digest.
@@ -210,6 +212,7 @@ impl Failure {
             Failure::Edit(fault) => fault.row(),
             Failure::Checksums(reason) => ("invalid-checksums", reason.clone()),
             Failure::Shared(fault) => ("invalid-alias", fault.to_string()),
+            Failure::Patch(fault) => fault.row(),
             Failure::NoDigest => ("no-digest", "the file keeps no digest to verify it by".to_owned()),
             Failure::Digest(unequal) => (
                 "digest-mismatch",

@@ -323,6 +323,74 @@ fn in_process(holder: Option<u32>) -> String {
     holder.map_or(String::new(), |process| format!(", in process {process}"))
 }
 
+/// A reason why a patch cannot be used. No file was changed. FORMAT.md, "Patches".
+///
+/// ```
+/// use ingot_io::PatchFault;
+///
+/// let error = PatchFault::Later { found: 2 }.about(None);
+/// assert_eq!(error.code(), "later-patch");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PatchFault {
+    /// The file is not a patch, or its contents contradict each other.
+    Invalid(String),
+    /// It has a later version.
+    Later {
+        /// The version.
+        found: u64,
+    },
+    /// The patch is for another version.
+    WrongBase {
+        /// The id of the version, or the digest of its data.
+        expected: String,
+        /// The same of the file.
+        found: String,
+    },
+    /// Another patch of the file was begun in place and not finished.
+    Unfinished {
+        /// The first digits of the id of that patch.
+        patch: String,
+        /// Its path.
+        path: String,
+    },
+    /// The patch changes the file in a way that needs a new file.
+    NotInPlace(&'static str),
+}
+
+impl PatchFault {
+    /// Return the code, and the text after the path.
+    pub(super) fn row(&self) -> (&'static str, String) {
+        match self {
+            PatchFault::Invalid(reason) => ("invalid-patch", reason.clone()),
+            PatchFault::Later { found } => {
+                let text = format!("expected version 1 of a patch, found {found} — update ingot");
+                ("later-patch", text)
+            }
+            PatchFault::WrongBase { expected, found } => {
+                let text = format!(
+                    "the patch is for another version: expected {expected}, found {found} — apply the patches between \
+                     the two first, in order"
+                );
+                ("wrong-base", text)
+            }
+            PatchFault::Unfinished { patch, path } => {
+                let text = format!(
+                    "another patch was begun and not finished: expected the patch {patch}… ({}) — apply that one again \
+                     with in_place=True, or replace the file by a copy",
+                    Escaped(path)
+                );
+                ("unfinished-patch", text)
+            }
+            PatchFault::NotInPlace(reason) => {
+                let text = format!("cannot be patched in place, since {reason} — write a new file");
+                ("not-in-place", text)
+            }
+        }
+    }
+}
+
 /// A reason why a destination does not fit its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -385,6 +453,8 @@ pub(crate) mod step {
     pub(crate) const FLUSH_DIRECTORY: &str = "flush its directory, though it is written";
     #[cfg(feature = "remote")]
     pub(crate) const UPLOAD: &str = "upload it";
+    pub(crate) const PATCH: &str =
+        "patch it in place, so it cannot be opened until the same patch is applied again";
     pub(crate) const COPY: &str = "overwrite it in place, so it holds a mix of old and new bytes";
 }
 

@@ -13,7 +13,7 @@ use crate::device::DeviceFault;
 
 pub use failure::Failure;
 pub(crate) use faults::step;
-pub use faults::{CheckpointFault, EditError, Misfit};
+pub use faults::{CheckpointFault, EditError, Misfit, PatchFault};
 
 /// A failure to open, read or save, with the facts that help to fix it.
 ///
@@ -279,6 +279,14 @@ impl EditError {
     #[must_use]
     pub fn about(self, path: &Path) -> Error {
         Failure::Edit(self).about(Some(path), None)
+    }
+}
+
+impl PatchFault {
+    /// Return the error about the file at `path`.
+    #[must_use]
+    pub fn about(self, path: Option<&Path>) -> Error {
+        Failure::Patch(self).about(path, None)
     }
 }
 

@@ -42,9 +42,13 @@ impl<A: Clone> Ordered<A> {
         let mut chunks = locked(&self.chunks);
         chunks.begun.insert(chunk, (result, ends));
         let Chunks { joined, next, begun } = &mut *chunks;
-        while let Some((result, _)) = begun.get(next).filter(|(_, has_ended)| *has_ended) {
-            *joined = (self.join)(joined.clone(), result.clone());
-            begun.remove(next);
+        while begun.get(next).is_some_and(|(_, has_ended)| *has_ended) {
+            let Some((result, _)) = begun.remove(next) else {
+                break;
+            };
+            // Moved, since a result may hold much memory.
+            let earlier = std::mem::replace(joined, self.empty.clone());
+            *joined = (self.join)(earlier, result);
             *next += 1;
         }
     }

@@ -188,7 +188,7 @@ impl Checkpoint {
     }
 
     /// Return the only file, since one hash describes one file.
-    pub(super) fn one_file(&self) -> Result<&Archive, Error> {
+    pub(crate) fn one_file(&self) -> Result<&Archive, Error> {
         match self.index() {
             None => self.file(0),
             Some(_) => {
