@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from . import flax as flax
     from . import lora as lora
     from . import mlx as mlx
-    from . import modelspec
+    from . import modelspec, remap
     from . import numpy as numpy
     from . import paddle as paddle
     from . import tensorflow as tensorflow
@@ -98,6 +98,7 @@ __all__ = [
     "merge",
     "modelspec",
     "open",
+    "remap",
     "repair",
     "replace_tensor",
     "rewrite",
@@ -154,6 +155,7 @@ _MODULES = {
     "lora": "numpy",
     "mlx": "mlx.core",
     "modelspec": "ingot",
+    "remap": "ingot",
     "numpy": "numpy",
     "paddle": "paddle",
     "tensorflow": "tensorflow",

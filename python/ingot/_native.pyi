@@ -378,6 +378,9 @@ _ShardHeaders: TypeAlias = tuple[bytes | None, list[tuple[int, str, bytes]]]
 # The name of a file, its metadata, and its tensors in the order of their data.
 _FileHeader: TypeAlias = tuple[str, dict[str, str] | None, list[TensorInfo]]
 
+# The name of the input, its first element, the sides (begin, count, step, stride), the dtypes of casts.
+_Piece: TypeAlias = tuple[str, int, Sequence[tuple[int, int, int, int]], Sequence[str]]
+
 @final
 class Checkpoint:
     @staticmethod
@@ -419,6 +422,21 @@ class Checkpoint:
 
         `config` is the text of the ``config.json`` beside the model. None if no tensor is quantised.
         """
+
+    def remapped(
+        self,
+        tensors: Sequence[tuple[str, str, Sequence[int], Sequence[_Piece]]],
+        metadata: Sequence[tuple[str, str]],
+        joins: Mapping[str, tuple[int, Sequence[int]]],
+    ) -> Checkpoint:
+        """Return a checkpoint of tensors that are put together from parts of these.
+
+        Each has a name, a dtype, a shape and pieces. `joins` has the tensors whose parts ranks slice one by
+        one: the dimension and the sizes of the parts.
+        """
+
+    def joins(self) -> dict[str, tuple[int, list[int]]]:
+        """Return the tensors whose parts ranks slice one by one: the dimension and the sizes of the parts."""
 
     @property
     def path(self) -> str | None: ...

@@ -18,6 +18,7 @@ Every class is a `SafetensorError`, and also the builtin exception that fits, so
     ├── AdapterError            ValueError    an adapter (LoRA) that cannot be merged or converted
     ├── DeviceError             RuntimeError  a GPU that cannot be used
     ├── RankError               RuntimeError  another rank of the job failed, or is gone
+    ├── RemapError              ValueError    rules of ingot.remap that do not fit the tensors
     ├── OptionError             ValueError    an argument that is not one of the choices
     └── ClosedError             ValueError    the file was closed
 
@@ -47,6 +48,7 @@ __all__ = [
     "IntegrityError",
     "OptionError",
     "RankError",
+    "RemapError",
     "SafetensorError",
     "SaveError",
     "SharedMemoryError",
@@ -219,6 +221,10 @@ class AdapterError(SafetensorError, ValueError):
 
 class OptionError(SafetensorError, ValueError):
     """An argument is of the right type but not one of the choices. The message lists them."""
+
+
+class RemapError(SafetensorError, ValueError):
+    """Rules of `ingot.remap` do not fit the tensors. The message names the rule and the tensor."""
 
 
 class RankError(SafetensorError, RuntimeError):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
+from ._base.layouts import Rule, Rules
 from ._native import TensorInfo
 
 if TYPE_CHECKING:
@@ -291,9 +292,13 @@ class LayoutOptions(TypedDict, total=False):
         of the model in the ``config.json`` beside it, or else to BF16; or to the dtype that is passed here:
         F16, BF16, F32 or F64. Tensors that are not quantised are unchanged. Not together with `verify` and
         `expected_sha256`. The tensors are never views of a mapped file.
+    remap : list of rules of `ingot.remap`, or ingot.remap.Rules, optional
+        Rename, stack, join, split, permute or convert tensors while they are read. All other options see the
+        new names. The tensors are never views of a mapped file.
     """
 
     dequantize: bool | Dtype
+    remap: Rules | Iterable[Rule] | None
 
 
 class OpenOptions(HeaderOptions, LayoutOptions, total=False):

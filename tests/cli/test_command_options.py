@@ -53,6 +53,7 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("split",): ingot.split,
     ("merge",): ingot.merge,
     ("rename",): ingot.rewrite,
+    ("rewrite",): ingot.rewrite,
     ("cast",): ingot.cast,
     ("delta", "diff"): ingot.delta.diff,
     ("delta", "apply"): ingot.delta.apply,
@@ -107,6 +108,7 @@ SET_BY_THE_COMMAND = {
     "set": "an argument of the command",
     "remove": "an argument of the command",
     "rename": "--name and --sub",
+    "remap": "`ingot rewrite` takes a file of rules",
     "keys": "the command concerns the metadata",
     "drop": "the command concerns the metadata",
     "dtype": "an option of the command",
@@ -226,6 +228,9 @@ CASES: dict[tuple[str, ...], Case] = {
     ("rename",): Case(
         [PATH, "out.bt", "-s", "h", "g"], {"name": ["-n", "a", "b"], "sub": ["-s", "w", "v"], **SELECTING}
     ),
+    ("rewrite",): Case(
+        [PATH, "out.bt", "--remap", "rules.json"], {"remap": ["--remap", "others.json"], **SELECTING}
+    ),
     ("cast",): Case(
         [PATH, "out.bt", "--dtype", "F16"],
         {"dtype": ["--dtype", "BF16"], "keys": SELECTING["keys"], "except": ["--except", "*.1.*"]},
@@ -256,7 +261,7 @@ WITHOUT_EFFECT = {
 WEIGHTS = {
     f"text_model.encoder.layers.{layer}.mlp.fc1.weight": numpy.zeros((3, 3), "f4") for layer in range(2)
 }
-FILES = (PATH, OTHER, CUT, LORA, PATCH, "pairs.json", "image.gif", "sub")
+FILES = (PATH, OTHER, CUT, LORA, PATCH, "pairs.json", "rules.json", "others.json", "image.gif", "sub")
 
 
 @pytest.fixture(scope="module")
@@ -277,6 +282,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(folder / LORA, adapter())
     (folder / "pairs.json").write_text('{"k": "v"}')
     ingot.delta.diff(folder / PATH, folder / OTHER, folder / PATCH)
+    (folder / "rules.json").write_text('[{"select": "*"}]')
+    (folder / "others.json").write_text('[{"cast": "h.*", "dtype": "F16"}, {"select": "*"}]')
     return folder
 
 

@@ -235,6 +235,17 @@ def test_split_and_merge_commands(model: Path, tmp_path: Path, expected: dict[st
     assert all(numpy.array_equal(again[name], array) for name, array in expected.items())
 
 
+def test_rewrite_command(model: Path, tmp_path: Path, expected: dict[str, numpy.ndarray]) -> None:
+    rules = tmp_path / "rules.json"
+    stack = {"stack": "layers.key.bias", "old": "encoder.layer.{i}.attention.self.key.bias"}
+    rules.write_text(json.dumps([stack, {"select": "*"}]))
+    found = good("rewrite", model, tmp_path / "r.bt", "--remap", rules, "--json").json()
+    assert {one["name"]: one["shape"] for one in found["tensors"]}["layers.key.bias"] == [6, 384]
+    stacked = ingot.numpy.load_file(tmp_path / "r.bt", keys="layers.key.bias")["layers.key.bias"]
+    parts = [expected[f"encoder.layer.{layer}.attention.self.key.bias"] for layer in range(6)]
+    assert numpy.array_equal(stacked, numpy.stack(parts))
+
+
 def test_rename_command(model: Path, tmp_path: Path) -> None:
     good("rename", model, tmp_path / "r.bt", "-s", r"^encoder\.layer\.(\d+)", r"h.\1", "-n", NAME, "q")
     names = set(ingot.safe_open(tmp_path / "r.bt", "np"))

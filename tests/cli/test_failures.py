@@ -36,6 +36,7 @@ MORE = {
     ("split",): ["out"],
     ("merge",): ["-o", "out.bt"],
     ("rename",): ["out.bt", "-s", "a", "b"],
+    ("rewrite",): ["out.bt", "--remap", "rules.json"],
     ("cast",): ["out.bt", "--dtype", "F16"],
     ("delta", "diff"): ["model.safetensors", "-o", "out"],
     ("delta", "apply"): ["model.safetensors", "-o", "out"],
@@ -55,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sound = save(tmp_path / "model.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(sound.read_bytes()[:100])
     (tmp_path / "pairs.json").write_text("{}")
+    (tmp_path / "rules.json").write_text('[{"select": "*"}]')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

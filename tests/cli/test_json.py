@@ -41,7 +41,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
 }
 # Their functions return None or a str.
 WITHOUT_RESULT = {
-    *("hash", "merge", "rename", "split", "meta set", "meta rm", "meta clean", "modelspec set"),
+    *("hash", "merge", "rename", "rewrite", "split", "meta set", "meta rm", "meta clean", "modelspec set"),
     *("delta apply", "delta compose", "delta diff"),
 }
 # No Python function returns this output: there is no such function, or it combines several results.

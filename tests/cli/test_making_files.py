@@ -21,9 +21,11 @@ import ingot.numpy
 from support.commands import good, in_a_pipe, in_a_terminal, run
 from support.models import save, transformer
 
+RULES = str(Path(__file__).with_name("rules.json"))
 WRITING = {
     "merge": ["merge", "a.safetensors", "-o", "out"],
     "rename": ["rename", "a.safetensors", "out", "-s", "model", "m"],
+    "rewrite": ["rewrite", "a.safetensors", "out", "--remap", RULES],
     "cast": ["cast", "a.safetensors", "out", "--dtype", "F16"],
     "export": ["export", "a.safetensors", "lm_head.weight", "-o", "out"],
     "clean": ["meta", "clean", "a.safetensors", "-o", "out"],

@@ -77,6 +77,8 @@ def test_session_equals_the_output_of_the_commands(tmp_path: Path) -> None:
     shutil.copy(minilm(), tmp_path / "model.safetensors")
     save_adapter(tmp_path / "adapter.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(minilm().read_bytes()[:90_200_000])
+    stack = '{"stack": "keys", "old": "encoder.layer.{i}.attention.self.key.bias"}'
+    (tmp_path / "rules.json").write_text(f'[{stack}, {{"select": "keys"}}]')
     text = PAGE.read_text(encoding="utf-8")
     assert len(SESSION.findall(text)) >= 3
     with serving(hub(tmp_path)) as server:

@@ -48,6 +48,7 @@ WRITING = [
     ["convert", "PATH", "URL"],
     ["cast", "PATH", "URL", "--dtype", "F16"],
     ["rename", "PATH", "URL", "-s", "model", "m"],
+    ["rewrite", "PATH", "URL", "--remap", "RULES"],
     ["repair", "PATH", "URL"],
     ["merge", "PATH", "-o", "URL"],
     ["split", "PATH", "URL"],
@@ -61,6 +62,7 @@ WRITING = [
 MAKING = [
     ["convert", "PATH", "OUT.bt"],
     ["rename", "PATH", "OUT", "-s", "model", "m"],
+    ["rewrite", "PATH", "OUT", "--remap", "RULES"],
     ["repair", "PATH", "OUT"],
     ["merge", "PATH", "-o", "OUT"],
     ["split", "PATH", "OUT", "--max-shard-size", "100KB"],
@@ -70,6 +72,7 @@ MAKING = [
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("urls")
+    (folder / "rules.json").write_text('[{"select": "*"}]')
     return save(folder / "model.safetensors", metadata={"format": "pt", "title": "Ducks"})
 
 
@@ -115,7 +118,8 @@ def test_commands_write_from_a_url(words: list[str], path: Path, server: Server,
     for place, source in (("file", path), ("url", server.url())):
         folder = tmp_path / place
         folder.mkdir()
-        ended = run(*typed(words, PATH=source, **{word: folder / word for word in ("OUT", "OUT.bt")}))
+        outputs = {word: folder / word for word in ("OUT", "OUT.bt")}
+        ended = run(*typed(words, PATH=source, RULES=path.parent / "rules.json", **outputs))
         assert ended.code == 0, ended
         files = sorted(each for each in folder.rglob("*") if each.is_file())
         made.append([(each.relative_to(folder), each.read_bytes()) for each in files])
@@ -142,7 +146,8 @@ def test_commands_reject_a_bad_url(words: list[str], dry: list[str], path: Path,
     if dry and words[:2] == ["meta", "export"]:
         dry = ["--overwrite"]
     url, before = server.url(), (len(server.requests), sorted(path.parent.iterdir()))
-    ended = run(*typed(words, PATH=path, URL=url, OUT=path.parent / "out"), *dry)
+    folder = path.parent
+    ended = run(*typed(words, PATH=path, URL=url, OUT=folder / "out", RULES=folder / "rules.json"), *dry)
     assert ended.code == 2, ended
     assert url in ended.err
     assert "is a URL" in ended.err

@@ -13,8 +13,8 @@ import pytest
 from ingot import typing as groups
 from support.public_api import parameters, public_api
 
-# One more for `dequantize`, a capability of its own.
-MOST_NAMES = 81
+# Two more for `dequantize` and `remap`, capabilities of their own.
+MOST_NAMES = 82
 MOST_OWN = 6
 OPTIONS = {
     option

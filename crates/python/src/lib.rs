@@ -26,6 +26,7 @@ mod paths;
 mod prefetch;
 mod produced;
 mod read;
+mod remap;
 mod remote;
 mod serialize;
 mod shards;

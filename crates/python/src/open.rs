@@ -1,5 +1,6 @@
 //! Open files and checkpoints.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf, absolute};
@@ -8,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use ingot_format::{Leniency, Limits, natural_order};
 use ingot_io::binding::{
     Alias, Origin, Proof, REMOTE_HEADER_NBYTES, Request, ShardHeader, ShardHeaders, dequantise, read_to,
-    warm_tensors,
+    remapped, warm_tensors,
 };
 use ingot_io::{
     Backend, CheckpointOptions, Dtype, Error, Failure, Job, OpenOptions, Reach, ReadOptions, Tensor,
@@ -23,10 +24,12 @@ use crate::errors::{class_of, raise};
 use crate::hash::{self, sha256};
 use crate::header::{FileHeader, TensorInfo, file_header, texts};
 use crate::index;
+use crate::intake::borrowed;
 use crate::object::ObjectSource;
 use crate::paths::file_path;
 use crate::prefetch::Stream;
 use crate::read::{self, Wanted, chosen, find, found, index_of, selected, tensor_name, whole, whole_jobs};
+use crate::remap::{NewTensor, assembled};
 use crate::remote::remote_options;
 use crate::shards::{self, ShardIndex};
 use crate::tensor::{BufferSource, memoryview};
@@ -45,7 +48,12 @@ pub(crate) struct Checkpoint {
     format: &'static str,
     backend: &'static str,
     why: String,
+    /// The tensors whose parts ranks slice one by one.
+    joins: Joins,
 }
+
+/// The dimension along which a tensor is joined from parts, and their sizes, by the name of the tensor.
+type Joins = BTreeMap<String, (usize, Vec<u64>)>;
 
 #[pymethods]
 impl Checkpoint {
@@ -166,6 +174,28 @@ impl Checkpoint {
             Some(found) => Ok(Some((Checkpoint::of(found.checkpoint)?, found.removed))),
         };
         py.detach(open).map_err(|error| raise(py, &error))
+    }
+
+    /// Return a checkpoint of tensors that are put together from parts of these. See `_native.pyi`.
+    fn remapped(
+        &self,
+        py: Python<'_>,
+        tensors: Vec<NewTensor>,
+        metadata: Vec<(String, String)>,
+        joins: Joins,
+    ) -> PyResult<Checkpoint> {
+        let checkpoint = self.opened(py)?;
+        let tensors = tensors.into_iter();
+        let tensors = tensors.map(|tensor| assembled(py, &checkpoint, tensor));
+        let tensors = tensors.collect::<PyResult<Vec<_>>>()?;
+        let made = py.detach(|| Checkpoint::of(remapped(checkpoint, tensors, &borrowed(&metadata))?));
+        let made = made.map_err(|error| raise(py, &error))?;
+        Ok(Checkpoint { joins, ..made })
+    }
+
+    /// Return the tensors whose parts ranks slice one by one. See `_native.pyi`.
+    fn joins(&self) -> Joins {
+        self.joins.clone()
     }
 
     #[getter]
@@ -644,6 +674,7 @@ impl Checkpoint {
             format: self.format,
             backend: self.backend,
             why: self.why.clone(),
+            joins: self.joins.clone(),
         })
     }
 
@@ -751,6 +782,7 @@ impl Checkpoint {
             format: checkpoint.format()?.name(),
             backend,
             why: why.into_owned(),
+            joins: Joins::new(),
             checkpoint: RwLock::new(Some(Arc::new(checkpoint))),
         })
     }

@@ -13,9 +13,11 @@ from ingot.errors import OptionError, SafetensorError
 from . import checks
 from .frameworks import checked_tensor, module_of
 from .keys import checked_keys
+from .rules import checked_rules
 
 if TYPE_CHECKING:
     from .keys import Selector
+    from .layouts import Rules
 
     # For overloads: the type of the result depends on an option.
 
@@ -64,6 +66,7 @@ class Loading(NamedTuple):
     dtype: str | None = None
     verify: bool = False
     expected_sha256: str | None = None
+    remap: Rules | None = None
 
     @classmethod
     def of(cls, function: Callable[..., Any], options: Mapping[str, Any], source: object) -> Loading:
@@ -86,7 +89,7 @@ class Loading(NamedTuple):
     @property
     def computes(self) -> bool:
         """Whether tensors are computed from the stored ones."""
-        return self.dequantize is not False
+        return self.dequantize is not False or self.remap is not None
 
     @property
     def proves(self) -> bool:
@@ -214,6 +217,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "drop": lambda given: checked_keys("drop", given),
     "dequantize": checks.checked_dequantize,
     "dtype": checks.checked_dtype,
+    "remap": checked_rules,
     "expected_sha256": checks.checked_sha256,
     "metadata": checks.texts,
     "set": partial(checks.texts, option="set"),

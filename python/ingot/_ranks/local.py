@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .placements import Part, part, product
+from .placements import Joined, Part, part, product
 
 # The attributes of torch's CheckpointableTensor (2.15), which is an ordinary tensor.
 _ATTRIBUTES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
@@ -75,8 +75,10 @@ def _is_hooked(tensor: Any) -> bool:
     return any(hasattr(tensor, name) for name in _HOOKS)
 
 
-def held(tensor: Any) -> Held:
+def held(tensor: Any, joined: Joined | None = None) -> Held:
     """Return the part of a distributed tensor that this rank holds: nothing, if it is outside of the mesh.
+
+    The parts of a `joined` tensor are divided one by one.
 
     Raises
     ------
@@ -84,15 +86,18 @@ def held(tensor: Any) -> Held:
         Raise for a tensor whose memory has none of its values. The message names the call that helps.
     """
     if is_dtensor(tensor):
-        return _of_mesh(tensor)
+        return _of_mesh(tensor, joined)
     if _is_hooked(tensor):
         what = f"{type(tensor).__name__} describes its parts by `{_HOOKS[0]}`"
         way_out = "use `ingot.dcp.Writer` and `ingot.dcp.Reader`"
         raise ValueError(f"{what}, which only torch.distributed.checkpoint calls: {way_out}")
+    if joined is not None:
+        kind = type(tensor).__name__
+        raise ValueError(f"a {kind} has slices of the whole tensor, not of parts joined with shard='each'")
     return _annotated(tensor)
 
 
-def _of_mesh(tensor: Any) -> Held:
+def _of_mesh(tensor: Any, joined: Joined | None) -> Held:
     if any(placement.is_partial() for placement in tensor.placements):
         way_out = "call `.redistribute(placements=…)` with Replicate or Shard in its place first"
         raise ValueError(
@@ -108,7 +113,7 @@ def _of_mesh(tensor: Any) -> Held:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         return _nothing(tensor.shape, local)
-    found = part(tensor.shape, mesh.shape, coordinate, tensor.placements)
+    found = part(tensor.shape, mesh.shape, coordinate, tensor.placements, joined)
     if found.numel != local.numel():
         given = f"{list(found.local_shape)} of {list(tensor.shape)}, and its memory is of {list(local.shape)}"
         raise ValueError(f"its placements {tuple(tensor.placements)} give this rank {given}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from itertools import product as combinations
 from math import prod
 from typing import Any, NamedTuple
@@ -137,23 +137,32 @@ def product(shape: tuple[int, ...], boxes: Sequence[tuple[Box, Box]]) -> tuple[P
     return Part(shape, tuple(intervals)), tuple(memory)
 
 
+# The dimension along which a tensor is joined from parts that ranks slice one by one, and their sizes.
+Joined = tuple[int, tuple[int, ...]]
+
+
 def part(
-    shape: Sequence[int], mesh_shape: Sequence[int], coordinate: Sequence[int], placements: Sequence[Any]
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Any],
+    joined: Joined | None = None,
 ) -> Part:
     """Return the part of a tensor that the rank at `coordinate` of a mesh holds.
 
     `placements` are the placements of a DTensor, one for each dimension of the mesh, outermost first. Each
-    divides the result of the previous ones.
+    divides the result of the previous ones. The parts of a `joined` tensor are divided one by one.
 
     Raises
     ------
     ValueError
-        A placement is unknown, or is `Partial`, whose local values are not values of the tensor.
+        A placement is unknown, or is `Partial`, whose local values are not values of the tensor; or a part of
+        a joined tensor cannot be divided evenly.
     """
     cuts = (_step(placement, len(shape)) for placement in placements)
     facts = zip(cuts, mesh_shape, coordinate, strict=True)
     steps = tuple((step, size, place) for step, size, place in facts if step is not None)
-    return _cut(tuple(shape), steps)
+    return _cut(tuple(shape), steps, joined)
 
 
 def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
@@ -170,17 +179,37 @@ def _step(placement: Any, rank: int) -> tuple[int, int | None] | None:
 
 
 @lru_cache(maxsize=4096)
-def _cut(shape: tuple[int, ...], steps: tuple[tuple[tuple[int, int | None], int, int], ...]) -> Part:
+def _cut(
+    shape: tuple[int, ...],
+    steps: tuple[tuple[tuple[int, int | None], int, int], ...],
+    joined_from: Joined | None,
+) -> Part:
     """Return the part, cached because a model has many tensors but few shapes and placements."""
     whole = Part.whole(shape)
     intervals = [*whole.intervals]
+    sizes = () if joined_from is None else joined_from[1]
     for (dim, split), count, place in steps:
-        length = _length(intervals[dim])
-        cut = ((first, _chunk(size, count, place)) for first, size in _chunks(length, split or 1))
+        if joined_from is not None and dim == joined_from[0]:
+            _check_divisible(dim, split, sizes, count)
+            chunks = [*zip(accumulate(sizes, initial=0), sizes, strict=False)]
+            sizes = tuple(size // count for size in sizes)
+        else:
+            chunks = [*_chunks(_length(intervals[dim]), split or 1)]
+        cut = ((first, _chunk(size, count, place)) for first, size in chunks)
         stretches = [(first + begin, first + end) for first, (begin, end) in cut]
         before = intervals[dim]
         intervals[dim] = joined(piece for stretch in stretches for piece in _taken(before, *stretch))
     return Part(shape, tuple(intervals))
+
+
+def _check_divisible(dim: int, split: int | None, sizes: tuple[int, ...], count: int) -> None:
+    """Raise `ValueError` unless `count` ranks have slices of one size of each part."""
+    if split is not None:
+        raise ValueError(f"a strided shard of parts that were joined along dimension {dim} with shard='each'")
+    uneven = next((size for size in sizes if size % count), None)
+    if uneven is not None:
+        message = f"a part of {uneven} rows along dimension {dim}, joined with shard='each'"
+        raise ValueError(f"{message}, is not divisible by {count} ranks")
 
 
 def _chunk(length: int, count: int, place: int) -> Interval:

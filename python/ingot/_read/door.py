@@ -61,7 +61,9 @@ def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
 
 
 def _reads(how: Loading, tell: Tell | None) -> Reads:
-    return Reads(how.threads, tell, (how.verify, how.expected_sha256))
+    # The tensors of another layout were compared before they were put together.
+    proof = (how.verify, how.expected_sha256) if how.remap is None else PLAIN.proof
+    return Reads(how.threads, tell, proof)
 
 
 T = TypeVar("T")
@@ -111,6 +113,17 @@ def open_checkpoint(
 
 def computed(source: Source, checkpoint: Checkpoint, how: Loading) -> Checkpoint:
     """Return the checkpoint of the tensors that are computed from the stored ones."""
+    if how.dequantize is not False:
+        checkpoint = _dequantized(source, checkpoint, how)
+    if how.remap is not None:
+        # Imported here: few loads have rules.
+        from .remap import remapped
+
+        checkpoint = remapped(checkpoint, how.remap, (how.verify, how.expected_sha256))
+    return checkpoint
+
+
+def _dequantized(source: Source, checkpoint: Checkpoint, how: Loading) -> Checkpoint:
     if how.proves:
         reason = (
             "verify and expected_sha256 compare stored bytes, not dequantised ones: verify the file first"

@@ -418,6 +418,9 @@ class safe_open(Mapping[str, Value]):
         tolerance = leniency(given.get("strict", False), given.get("lenient", False))
         self._checkpoint = open_checkpoint(filename, how, tolerance, confine=given.get("confine", False))
         self._given = filename
+        if how.remap is not None:
+            # The rules may have been an iterator.
+            options["remap"] = how.remap
         self._arguments = (framework, device, options)
 
     def keys(self) -> list[str]:  # type: ignore[override]

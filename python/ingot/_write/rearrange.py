@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
 from ingot._base.checks import Leniency, format_for
@@ -21,6 +21,9 @@ from ingot.typing import Dtype, Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
 from .states import Pick, follow
+
+if TYPE_CHECKING:
+    from ingot._base.layouts import Rule, Rules
 
 # New names for the tensors of a file.
 
@@ -235,6 +238,7 @@ def rewrite(
     keys: Keys | None = None,
     drop: Keys | None = None,
     dequantize: bool | Dtype = False,
+    remap: Rules | Iterable[Rule] | None = None,
     metadata: Mapping[str, str] | None = KEPT,
     format: Format | None = None,
     **options: Unpack[RewriteOptions],
@@ -256,6 +260,8 @@ def rewrite(
     dequantize : bool or ingot.typing.Dtype
         Write quantised weights as floats, as for `load_file`. `rename`, `keys` and `drop` see the names of
         plain weights. Remove `quantization_config` from the ``config.json`` of the new model.
+    remap : list of rules of `ingot.remap`, or ingot.remap.Rules, optional
+        The new layout of the tensors. `rename`, `keys` and `drop` see the new names.
     metadata : dict of str to str or None, optional
         The text to store. By default the source's.
     format : {"safetensors", "bintensors"}, optional
@@ -273,6 +279,8 @@ def rewrite(
     ------
     ConversionError
         A weight cannot be dequantised.
+    RemapError
+        The rules of `remap` do not fit the tensors.
     TensorNotFoundError
         A name or pattern of `keys` or `drop`, or a name in `rename`, matches nothing.
     SaveError

@@ -17,7 +17,7 @@ from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
 from ingot._native import Checkpoint, Destinations, Gpu
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
-from ingot._ranks.placements import Box, Part, in_elements
+from ingot._ranks.placements import Box, Joined, Part, in_elements
 from ingot._read.door import Reads
 from ingot._read.load import fill, proven
 from ingot._read.moves import in_file, misfit
@@ -173,7 +173,8 @@ def slots(checkpoint: Checkpoint, found: Fitting) -> list[Slot]:
     for (name, tensor), source in pairs:
         refuse_shapeless(name, tensor)
         _refuse_shape(checkpoint, source, name, tensor)
-    return [slot(name, source, tensor) for (name, tensor), source in pairs]
+    joins = {name: (dim, (*sizes,)) for name, (dim, sizes) in checkpoint.joins().items()}
+    return [slot(name, source, tensor, joins.get(source)) for (name, tensor), source in pairs]
 
 
 class Slot(NamedTuple):
@@ -189,13 +190,16 @@ class Slot(NamedTuple):
     whole: torch.Tensor | None = None
 
 
-def slot(name: str, source: str, tensor: torch.Tensor) -> Slot:
-    """Return the part of `tensor` to fill: of a DTensor the part of this rank. Raises without one."""
+def slot(name: str, source: str, tensor: torch.Tensor, joined: Joined | None = None) -> Slot:
+    """Return the part of `tensor` to fill: of a DTensor the part of this rank. Raises without one.
+
+    `joined` describes the parts of the tensor if ranks slice them one by one.
+    """
     if not is_distributed(tensor):
         refuse_destination(name, tensor)
         return Slot(name, source, None, tensor)
     try:
-        part, local = held(tensor)
+        part, local = held(tensor, joined)
     except ValueError as fault:
         raise misfit(name, str(fault)) from None
     refuse_destination(name, local)
