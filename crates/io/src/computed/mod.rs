@@ -16,7 +16,7 @@ use crate::file::{Archive, Origin};
 use assembly::Assembly;
 pub use assembly::{Piece, Side};
 use source::Computed;
-pub(crate) use source::Made;
+pub(crate) use source::{Made, Make};
 
 /// Return the checkpoint of the tensors `made` from `inputs`. Its data has the order of `made`. Errors about the computed
 /// checkpoint name the path of `inputs`.
