@@ -86,7 +86,7 @@ def by_safetensors(path: str) -> Arrays:
 
 
 def by_onnx(path: str) -> Arrays:
-    """Return all tensors in a model, wherever they are. Their names are numbers."""
+    """Return all tensors in a model under numbers for names."""
     import onnx
 
     found: Arrays = {}
@@ -152,7 +152,7 @@ def compared(path: str, out: str) -> tuple[str, str]:
         return "refused", f"{error.code}"
     found, theirs = load_file(out, backend="pread"), expected(path)
     if expected is by_onnx:
-        # Names are of ingot's making. Lists of numbers in attributes are tensors too.
+        # ingot makes the names. Lists of numbers in attributes are tensors too.
         missing = Counter(map(identity, theirs.values())) - Counter(map(identity, found.values()))
         return ("incomplete" if missing else "complete"), f"{len(theirs)} of {len(found)} tensors equal"
     wrong = [
@@ -165,7 +165,7 @@ def compared(path: str, out: str) -> tuple[str, str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("folder", type=Path)
     options.add_argument("--record", type=Path)
     given = options.parse_args()
