@@ -7,6 +7,11 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = (
-    [] if find_spec("transformers") else ["test_clients.py", "test_trainer_states.py", "test_trainers.py"]
+NEEDING = (
+    "test_clients.py",
+    "test_diffusers_loras.py",
+    "test_peft_merges.py",
+    "test_trainer_states.py",
+    "test_trainers.py",
 )
+collect_ignore = [] if find_spec("transformers") else [*NEEDING]
