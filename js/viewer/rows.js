@@ -238,7 +238,7 @@ export class Rows {
     if (actions[event.key]) actions[event.key]();
     else if (event.key.length === 1 && /[\p{L}\p{N}_.-]/u.test(event.key)) {
       // Letters that are keys of the page are typed with Shift, or after another letter.
-      if (this.#typed.text === "" && /[cm?[\]/]/.test(event.key)) return;
+      if (this.#typed.text === "" && /[cmor?[\]/]/.test(event.key)) return;
       this.#typeAhead(event.key);
     } else return;
     event.preventDefault();

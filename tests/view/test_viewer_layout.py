@@ -133,6 +133,16 @@ def test_names_break_at_dots_only(viewed: Opener) -> None:
     assert all(line.endswith(".") for line in lines[:-1])
 
 
+def test_keys_of_screens_work_in_the_tree(viewed: Opener) -> None:
+    look = viewed(minilm())
+    for key, heading in (("m", "File map"), ("o", "model.safetensors"), ("c", "Comparison")):
+        look.page.focus(".tree")
+        look.page.keyboard.press(key)
+        look.page.wait_for_function(
+            "(text) => document.querySelector('main h2').textContent === text", arg=heading
+        )
+
+
 def test_narrow_screen_has_all_buttons_in_one_line(viewed: Opener) -> None:
     page = viewed(minilm(), viewport={"width": 360, "height": 700}).page
     boxes = [button.bounding_box() for button in page.locator("nav button").all()]
