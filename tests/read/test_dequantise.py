@@ -257,6 +257,16 @@ def test_rewrite_writes_plain_weights(tmp_path: Path) -> None:
         assert file.metadata() == {"title": "kept"}
 
 
+def test_rules_see_the_plain_weights(tmp_path: Path) -> None:
+    model = MODELS["awq"]()
+    path, new = model.save(tmp_path), tmp_path / "plain.safetensors"
+    rules = [ingot.remap.rename("y.weight", "x.weight")]
+    removed = ingot.rewrite(path, new, dequantize="F32", remap=rules)
+    assert removed == ["x.qweight", "x.qzeros", "x.scales"]
+    assert same(load_file(new)["y.weight"], numpy.ascontiguousarray(model.weights["x.weight"]))
+    assert load_file(path, dequantize="F32", remap=rules).keys() == {"y.weight"}
+
+
 REFUSED = {
     "marlin": ({"x.B": numpy.zeros((4, 4), "int32"), "x.s": BIAS}, {}, "Marlin"),
     "2:4": (

@@ -325,18 +325,21 @@ def rewrite(
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
     picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
-    removed = _parts(source, Loading.among(given), names)
+    removed = _parts(source, Loading.among(given))
     with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
     return removed
 
 
-def _parts(source: Source, how: Loading, names: Iterable[str]) -> list[str]:
-    """Return the names of stored tensors that are not among `names`, since they are parts of weights."""
-    if not how.computes:
+def _parts(source: Source, how: Loading) -> list[str]:
+    """Return the names of stored tensors that are only parts of dequantised weights."""
+    if how.dequantize is False:
         return []
-    with closing(open_checkpoint(source, how._replace(backend="pread", dequantize=False))) as stored:
-        return sorted(set(stored.all_names()).difference(names))
+    # The names before `remap` gives new ones.
+    plain = how._replace(backend="pread", remap=None)
+    stored = open_checkpoint(source, plain._replace(dequantize=False))
+    with closing(stored), closing(open_checkpoint(source, plain)) as weights:
+        return sorted(set(stored.all_names()).difference(weights.all_names()))
 
 
 @takes(RewriteOptions)
