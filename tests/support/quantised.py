@@ -74,11 +74,12 @@ def fp8(
         scales = scales_of(random, (*leading, rows, 1), scale)
         full = numpy.broadcast_to(scales, shape)
     else:
+        assert not isinstance(block, str)
         down, across = (-(-length // size) for length, size in zip((rows, columns), block, strict=True))
         scales = scales_of(random, (*leading, down, across), scale)
         full = scales.repeat(block[0], axis=-2).repeat(block[1], axis=-1)[..., :rows, :columns]
     meant = weight.astype("float32") * full.astype("float32")
-    config = {"quant_method": "fp8"}
+    config: dict[str, Any] = {"quant_method": "fp8"}
     if not isinstance(block, str):
         config["weight_block_size"] = [*block]
     return Quantised({"x.weight": weight, f"x.weight{suffix}": scales}, {"x.weight": meant}, config)
