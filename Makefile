@@ -236,6 +236,7 @@ KILLS ?= 5000
 CUTS ?= 100000
 FILES ?= 20000
 CONVERSIONS ?= 20000
+RULE_LISTS ?= 10000
 SAVES ?= 20000
 UPLOADS ?= 2000
 CHECKPOINTS_KILLS ?= 1000
@@ -255,6 +256,7 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 	INGOT_UPLOADS=$(UPLOADS) $(BIN)/python -m pytest tests/remote/test_stores.py -o faulthandler_timeout=0
 	INGOT_STATE_NODES=$(NODES) \
 		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
+	INGOT_RULE_LISTS=$(RULE_LISTS) $(BIN)/python -m pytest tests/read/test_remapping.py -o faulthandler_timeout=0
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
 	INGOT_CHECKPOINTS_KILLS=$(CHECKPOINTS_KILLS) $(BIN)/python -m pytest tests/checkpoints/test_kills.py \
 		tests/ranks/test_kills_of_ranks.py -o faulthandler_timeout=0
