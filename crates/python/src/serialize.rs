@@ -48,7 +48,7 @@ pub(crate) fn prepare(
 ) -> PyResult<NewFile> {
     let target = if is_store(path) {
         let remote = remote_options(storage_options)?;
-        Target::Object(path.extract()?, UploadOptions { overwrite, remote })
+        Target::Object(path.extract()?, Box::new(UploadOptions { overwrite, remote }))
     } else {
         let mut options = save_options(durable, overwrite, replace_read_only);
         if overwrite && !atomic {
@@ -90,7 +90,7 @@ pub(crate) struct NewFile {
 enum Target {
     File(PathBuf, SaveOptions),
     /// An object of a store, by its URL.
-    Object(String, UploadOptions),
+    Object(String, Box<UploadOptions>),
 }
 
 impl Target {

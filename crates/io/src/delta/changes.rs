@@ -17,7 +17,7 @@ const KEPT_NBYTES: u64 = 256 << 20;
 
 /// Return the bytes of an element. Elements of packed dtypes are compared by bytes.
 pub(super) fn width(dtype: Dtype) -> u64 {
-    if dtype.bits() % 8 == 0 {
+    if dtype.bits().is_multiple_of(8) {
         dtype.bits() / 8
     } else {
         1

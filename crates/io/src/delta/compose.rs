@@ -209,7 +209,7 @@ impl Merge<'_> {
 /// The tensors of the new patch for a stack.
 enum Planned<'a> {
     Whole(Entry<'a>, Patched<'a>),
-    Sparse(Entry<'a>, Codec, [Restacked<'a>; 2]),
+    Sparse(Entry<'a>, Codec, Box<[Restacked<'a>; 2]>),
 }
 
 impl<'a> Planned<'a> {
@@ -232,7 +232,7 @@ impl<'a> Planned<'a> {
         };
         let positions = restacked(Part::Positions(codec, bits), nbytes);
         let values = restacked(Part::Values, count * width(stack.entry.dtype));
-        Ok(Planned::Sparse(stack.entry, codec, [positions, values]))
+        Ok(Planned::Sparse(stack.entry, codec, Box::new([positions, values])))
     }
 
     fn tensors(&self) -> Vec<NewTensor<'_>> {
@@ -243,7 +243,8 @@ impl<'a> Planned<'a> {
                 shape: entry.shape.to_owned(),
                 payload: Payload::Gathered(patched),
             }],
-            Planned::Sparse(entry, codec, [positions, values]) => {
+            Planned::Sparse(entry, codec, parts) => {
+                let [positions, values] = &**parts;
                 sparse(entry.name, entry.dtype, *codec, positions, values)
             }
         }

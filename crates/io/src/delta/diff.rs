@@ -259,12 +259,7 @@ fn whole(tensor: Tensor<'_>) -> NewTensor<'_> {
 /// How the patch stores a changed tensor.
 enum Plan<'a> {
     Whole(Tensor<'a>),
-    Sparse {
-        tensor: Tensor<'a>,
-        codec: Codec,
-        positions: Encoded<'a>,
-        values: Encoded<'a>,
-    },
+    Sparse(Tensor<'a>, Codec, Box<[Encoded<'a>; 2]>),
 }
 
 impl<'a> Plan<'a> {
@@ -287,29 +282,18 @@ impl<'a> Plan<'a> {
             nbytes,
             state: Mutex::new(Encoding::default()),
         };
-        Some(Plan::Sparse {
-            tensor: *new,
-            codec,
-            positions: encoded(Part::Positions(codec, bits), nbytes),
-            values: encoded(Part::Values, count * width),
-        })
+        let positions = encoded(Part::Positions(codec, bits), nbytes);
+        let values = encoded(Part::Values, count * width);
+        Some(Plan::Sparse(*new, codec, Box::new([positions, values])))
     }
 
     fn tensors(&self) -> Vec<NewTensor<'_>> {
         match self {
             Plan::Whole(tensor) => vec![whole(*tensor)],
-            Plan::Sparse {
-                tensor,
-                codec,
-                positions,
-                values,
-            } => sparse(
-                tensor.entry().name,
-                tensor.entry().dtype,
-                *codec,
-                positions,
-                values,
-            ),
+            Plan::Sparse(tensor, codec, parts) => {
+                let (entry, [positions, values]) = (tensor.entry(), &**parts);
+                sparse(entry.name, entry.dtype, *codec, positions, values)
+            }
         }
     }
 }

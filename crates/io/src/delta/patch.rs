@@ -622,7 +622,11 @@ fn sparse(positions: Tensor<'_>, entry: &Entry<'_>, codec: Codec) -> Result<Spar
 
 /// Return the dtype of the values in a patch: packed elements are stored as bytes.
 pub(super) fn values_dtype(dtype: Dtype) -> Dtype {
-    if dtype.bits() % 8 == 0 { dtype } else { Dtype::U8 }
+    if dtype.bits().is_multiple_of(8) {
+        dtype
+    } else {
+        Dtype::U8
+    }
 }
 
 /// Write file `number` of the result at `path`: `base` with the changes of `patch`.
