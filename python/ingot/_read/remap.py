@@ -564,16 +564,10 @@ def _transpose(table: _Table, rule: kinds.Transpose) -> bool:
     return _each(table, rule, permuted)
 
 
-# Floats of less than a byte, and scales, which are not converted.
-_NOT_CONVERTED = ("F4", "F6_E2M3", "F6_E3M2")
-
-
 def _cast(table: _Table, rule: kinds.Cast) -> bool:
     def converted(name: str, one: Virtual) -> Virtual:
         if one.dtype not in FLOATS or one.dtype == rule.dtype:
             return one
-        if one.dtype in _NOT_CONVERTED or rule.dtype in (*_NOT_CONVERTED, "F8_E8M0"):
-            raise table.error(rule, f"{one.dtype} is not converted to {rule.dtype}", "rule-dtype", name)
         boxes = tuple(box._replace(casts=(*box.casts, rule.dtype)) for box in one.boxes)
         return one._replace(dtype=rule.dtype, boxes=boxes)
 
