@@ -253,7 +253,7 @@ def test_rewrite_drops_metadata_that_describes_old_tensors(experts, tmp_path):
     ingot.rewrite(experts, tmp_path / "new.safetensors", remap=[STACK, select("*")])
     with ingot.open(tmp_path / "new.safetensors") as file:
         assert "ingot.checksums" not in (file.metadata() or {})
-    ingot.rewrite(experts, experts, remap=[STACK, select("*")], checksums=True)
+    ingot.rewrite(experts, experts, remap=[STACK, select("*")], checksums=True, overwrite=True)
     assert ingot.verify(experts).ok
 
 
