@@ -57,6 +57,10 @@ pub fn apply_in_place(
 ) -> Result<bool, Error> {
     patch.check_proven()?;
     let paths = paths(path, patch)?;
+    if path.exists() && !paths.iter().all(|path| path.is_file()) {
+        let reason = "the new version has files with other names";
+        return Err(PatchFault::NotInPlace(reason).about(Some(path)));
+    }
     let held = paths.iter().map(|path| Held::open(path, watch));
     let held = held.collect::<Result<Vec<_>, _>>()?;
     let id = patch.id()?;
@@ -179,14 +183,12 @@ fn is_base(
         is_base &= found == base.digest;
         is_result &= found == result.digest;
     }
-    if is_result {
-        return Ok(false);
-    }
-    if !is_base {
+    if !is_base && !is_result {
         return Err(PatchFault::WrongBase { expected, found }.about(Some(path)));
     }
+    // The tensors of two versions may be equal, and the metadata of their indices not.
     let reason = check_layout(&checkpoint, patch)?;
-    reason.map_or(Ok(true), |reason| {
+    reason.map_or(Ok(!is_result), |reason| {
         Err(PatchFault::NotInPlace(reason).about(Some(path)))
     })
 }
