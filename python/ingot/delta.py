@@ -24,7 +24,7 @@ from . import _native
 from ._base.checks import counted
 from ._base.options import Loading, Saving, argument, checked, takes
 from ._base.progress import Several, reporting_on
-from ._base.report import Report, reduced
+from ._base.report import Report
 from ._native import Checkpoint, Patch, is_url, local_path
 from ._read.door import open_checkpoint
 from ._write.shards import Place, aside
@@ -54,6 +54,12 @@ class ChangedTensor(NamedTuple):
         The number of elements whose values the patch has. Of packed dtypes (F4, F6), the number of bytes.
     nbytes : int
         Bytes in the patch.
+
+    Examples
+    --------
+    >>> ingot.delta.diff("model.safetensors", "tuned.safetensors", "patch.safetensors")
+    >>> ingot.delta.info("patch.safetensors").tensors["wte"]
+    ChangedTensor(dtype='F32', shape=(8, 4), codec='whole', changed=32, nbytes=128)
     """
 
     dtype: str
@@ -61,9 +67,6 @@ class ChangedTensor(NamedTuple):
     codec: str
     changed: int
     nbytes: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return reduced(self)
 
 
 class Item(NamedTuple):
@@ -84,6 +87,17 @@ class Item(NamedTuple):
         elements from `begin` on have new values. Of packed dtypes (F4, F6), positions of bytes.
     values : memoryview
         The bytes of the new elements, in the order of their positions.
+
+    Examples
+    --------
+    >>> from ingot.numpy import load_file, save_file
+    >>> tensors = load_file("model.safetensors")
+    >>> tensors["wte"][0, 1:3] = 5
+    >>> save_file(tensors, "changed.safetensors")
+    >>> ingot.delta.diff("model.safetensors", "changed.safetensors", "patch.safetensors")
+    >>> [item] = ingot.delta.items("patch.safetensors")
+    >>> item.name, item.positions.tolist(), numpy.frombuffer(item.values, "float32").tolist()
+    ('wte', [1, 2], [5.0, 5.0])
     """
 
     name: str
@@ -120,7 +134,7 @@ class Delta(Report):
     >>> ingot.delta.diff("model.safetensors", "tuned.safetensors", "patch.safetensors", step=7)
     >>> patch = ingot.delta.info("patch.safetensors")
     >>> patch.step, patch.tensors["wte"].codec, patch.added
-    (7, 'runs', [])
+    (7, 'whole', [])
     """
 
     _path = "delta.Delta"
@@ -272,7 +286,9 @@ def apply(
     >>> ingot.delta.apply("model.safetensors", "patch.safetensors", in_place=True)
     False
     """
-    given = checked(apply, locals(), destination=_destination)
+    given = checked(apply, locals())
+    if destination is not None:
+        given["destination"] = argument(apply, "destination", destination, local_path)
     how, saving = Loading.among(given), Saving.among(apply, given)
     if in_place == (destination is not None):
         found = "both" if in_place else "neither"
@@ -342,7 +358,7 @@ def compose(sources: Iterable[Source], destination: Path, **options: Unpack[Cast
     >>> ingot.delta.diff("tuned.safetensors", "model.safetensors", "2.safetensors")
     >>> ingot.delta.compose(["1.safetensors", "2.safetensors"], "both.safetensors")
     >>> patch = ingot.delta.info("both.safetensors")
-    >>> patch.base == patch.result
+    >>> patch.base_digest == patch.result_digest
     True
     """
     given = checked(compose, locals())
@@ -430,7 +446,7 @@ def items(source: Source, *, max_nbytes: int = 16 << 20, **options: Unpack[Heade
     --------
     >>> ingot.delta.diff("model.safetensors", "tuned.safetensors", "patch.safetensors")
     >>> [item.name for item in ingot.delta.items("patch.safetensors")]
-    ['wte']
+    ['lm_head.weight', 'wte']
     """
     given = checked(items, locals(), max_nbytes=partial(counted, "max_nbytes", least=1))
     patch = _patch(given["source"], Loading.among(given), prove=True)
@@ -473,10 +489,6 @@ def _index(source: Any, opened: Checkpoint, how: Loading) -> bytes | None:
         return _native.fetch_beside(url, name, _INDEX_NBYTES, storage)[1]
     with open(opened.at or path, "rb") as file:
         return file.read()
-
-
-def _destination(given: Any) -> Any:
-    return None if given is None else local_path(given)
 
 
 def __dir__() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ RUN_BY = {
     # The doc test of crates/format/README.md, which has the same block.
     "rust": {"docs/guides/rust.md"},
     "toml": None,
+    "json": None,
     # Commands to install, messages and drawings: nothing to run.
     "": None,
 }
@@ -101,6 +103,8 @@ def test_blocks_of_code_are_run(page: Path) -> None:
         assert called(page) in (RUN_BY[language] or {called(page)})
         if language == "toml":
             assert tomllib.loads(text)
+        if language == "json":
+            assert json.loads(text)
 
 
 def test_rust_block_is_run_by_cargo() -> None:

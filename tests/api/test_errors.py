@@ -23,6 +23,7 @@ from support.errors import raises
 from support.scripts import script
 
 BUILTIN = {
+    "RemapError": (ValueError,),
     "SafetensorError": (Exception,),
     "CheckpointError": (ValueError,),
     "HeaderError": (ValueError,),

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ingot
+import ingot.delta
 import ingot.lora
 import ingot.numpy
 from ingot import errors
@@ -126,6 +127,7 @@ def objects(path: Path) -> dict[str, Any]:
     """Return an object of each public class that can be pickled."""
     file = ingot.safe_open(path, "np")
     converted = path.with_name("b.safetensors")
+    changed = ingot.delta.ChangedTensor("F32", (1,), "gaps", 1, 6)
     return {
         "safe_open": file,
         "slice": file.get_slice("a"),
@@ -138,6 +140,7 @@ def objects(path: Path) -> dict[str, Any]:
         "Repair": ingot.repair(path, path.with_name("repaired"), overwrite=True),
         "Ranges": ingot.Ranges(Store(), "a"),
         "ModelSpec": ingot.modelspec.ModelSpec(title="a"),
+        "Delta": ingot.delta.Delta("1", "2", "3", "4", "5", None, {"a": changed}, [], [], []),
         "Merged": ingot.lora.Merged("path", ("a",), (), 1, 4),
         "inspect": ingot.inspect(path),
         "TensorInfo": file.info("a"),
@@ -159,6 +162,7 @@ KINDS = [
     "Repair",
     "Ranges",
     "ModelSpec",
+    "Delta",
     "Merged",
     "inspect",
     "TensorInfo",
@@ -192,7 +196,7 @@ def test_functions_have_public_modules(name: str) -> None:
     assert pickle.loads(pickle.dumps(found)) is found
 
 
-PUBLIC = ["errors", "lora", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
+PUBLIC = ["delta", "errors", "lora", "modelspec", "typing", *sorted(set(FRAMEWORKS.values()))]
 
 
 @pytest.mark.parametrize("name", PUBLIC)

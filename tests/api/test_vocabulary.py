@@ -75,8 +75,10 @@ OTHERWISE = {
     },
     "step": {
         "ingot.Checkpoints.load": "None is the newest step",
+        "ingot.delta.diff": "by its name only: a note in the patch, and None is no note",
     },
     "destination": {
+        "ingot.delta.apply": "None with in_place=True, which changes the source",
         "*.save_state": "what is written to has a `write`, as for save_file",
     },
     "device": {
@@ -111,6 +113,9 @@ OTHERWISE = {
         "ingot.convert": "it writes .npz too",
         "*.save": "bytes have no name that decides the format",
         "ingot.serialize": "bytes have no name that decides the format",
+    },
+    "max_nbytes": {
+        "ingot.delta.items": "of each item: there is a default for every patch",
     },
     "max_shard_size": {
         "ingot.convert": "None is one file",

@@ -179,6 +179,7 @@ def right(name: str, argument: str, path: Path) -> Any:
         "model": torch.nn.Linear(1, 1),
         "name": "a",
         "other": path,
+        "patch": path,
         "path": "m.safetensors",
         "scale": 1.0,
         "set": {"k": "v"},

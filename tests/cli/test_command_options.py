@@ -109,6 +109,7 @@ SET_BY_THE_COMMAND = {
     "remove": "an argument of the command",
     "rename": "--name and --sub",
     "remap": "`ingot rewrite` takes a file of rules",
+    "dequantize": "the values change, and only `ingot.rewrite` returns the names that it leaves out",
     "keys": "the command concerns the metadata",
     "drop": "the command concerns the metadata",
     "dtype": "an option of the command",

@@ -84,7 +84,7 @@ def test_completion_completes_paths_and_tensors(folder: Path, line: str, answer:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_completion_covers_every_command_with_a_path(folder: Path, name: str) -> None:
-    without = {"completion", "download", "lora", "meta", "modelspec"}
+    without = {"completion", "delta", "download", "lora", "meta", "modelspec"}
     assert asked(folder, f"ingot {name} mod") == ([] if name in without else ["file,mod"])
 
 

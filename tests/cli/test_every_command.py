@@ -264,7 +264,8 @@ def test_delta_command(model: Path, tmp_path: Path) -> None:
     good("delta", "compose", patch, "-o", tmp_path / "same.safetensors")
     good("delta", "apply", model, tmp_path / "same.safetensors", "-o", result, "--verify")
     assert result.read_bytes() == new.read_bytes()
-    copy = Path(shutil.copy(model, tmp_path / "copy.safetensors"))
+    copy = tmp_path / "copy"
+    (shutil.copytree if model.is_dir() else shutil.copy)(model, copy)
     ended = run("delta", "apply", copy, patch, "--in-place")
     assert (ended.code, "write a new file" in ended.err) == (1, True)
     assert run("delta", "apply", model, patch).code == 2

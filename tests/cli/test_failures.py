@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
+import ingot.delta
 from ingot.cli.program import COMMANDS, program
 from support.commands import command_line, environment, every, in_a_pipe, run
 from support.models import save
@@ -39,7 +40,7 @@ MORE = {
     ("rewrite",): ["out.bt", "--remap", "rules.json"],
     ("cast",): ["out.bt", "--dtype", "F16"],
     ("delta", "diff"): ["model.safetensors", "-o", "out"],
-    ("delta", "apply"): ["model.safetensors", "-o", "out"],
+    ("delta", "apply"): ["patch.safetensors", "-o", "out"],
     ("delta", "compose"): ["-o", "out"],
     ("repair",): ["out.bt"],
     ("download",): ["out.bt"],
@@ -55,6 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Make a file with a truncated header, and some valid files."""
     sound = save(tmp_path / "model.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(sound.read_bytes()[:100])
+    ingot.delta.diff(sound, sound, tmp_path / "patch.safetensors")
     (tmp_path / "pairs.json").write_text("{}")
     (tmp_path / "rules.json").write_text('[{"select": "*"}]')
     monkeypatch.chdir(tmp_path)

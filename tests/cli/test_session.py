@@ -41,8 +41,9 @@ def hub(folder: Path) -> Answer:
 
 
 def save_adapter(path: Path) -> None:
-    """Save an adapter of the queries of all layers."""
-    factors = {"lora_up.weight": numpy.ones((384, 8), "f2"), "lora_down.weight": numpy.zeros((8, 384), "f2")}
+    """Save an adapter of the queries of all layers, which changes their first columns."""
+    up, down = numpy.ones((384, 8), "f2"), numpy.eye(8, 384, dtype="f2")
+    factors = {"lora_up.weight": up, "lora_down.weight": down}
     tensors = {
         f"lora_te_encoder_layer_{layer}_attention_self_query.{part}": factor
         for layer in range(6)

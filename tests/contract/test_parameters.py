@@ -33,6 +33,8 @@ OPTIONS = {
 OF_CHECKPOINTS = {"directory", "keep", "keep_every", "best", "step", "metrics", "signal"}
 # Adapters are added to a base, and are renamed for a library.
 OF_ADAPTERS = {"base", "adapter", "scale", "to"}
+# A patch is applied to a version, in a new file or in the files of the version.
+OF_PATCHES = {"patch", "in_place"}
 # Functions for one library, which have its object and a directory of its own files.
 OF_LIBRARIES = {"accelerator"}
 API = public_api()
@@ -42,7 +44,7 @@ UPSTREAMS: dict[str, int] = {}
 
 def test_parameter_names_are_few(capsys: pytest.CaptureFixture[str]) -> None:
     names = {name for function in API.values() for name in parameters(function)}
-    names -= OF_CHECKPOINTS | OF_ADAPTERS | OF_LIBRARIES
+    names -= OF_CHECKPOINTS | OF_ADAPTERS | OF_PATCHES | OF_LIBRARIES
     total = sum(len(parameters(function)) for function in API.values())
     keys = ", ".join(groups.WriteOptions.__annotations__)
     with capsys.disabled():

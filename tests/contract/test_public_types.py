@@ -18,7 +18,7 @@ import pytest
 import ingot
 import ingot.numpy
 import ingot.typing
-from ingot import lora, modelspec
+from ingot import delta, lora, modelspec
 from ingot._base.report import Report
 from ingot._convert.formats import FORMATS
 from support.doors import public_functions
@@ -34,6 +34,7 @@ PARTS = {
     name: getattr(ingot, name) for name in ("Compared", "Distance", "Mismatch", "Problem", "TensorStats")
 }
 INFO = ingot.TensorInfo("a", "F32", (1,), 0, 4)
+CHANGED = delta.ChangedTensor("F32", (1,), "gaps", 1, 6)
 RESULTS: list[Any] = [
     ingot.Verification(False, bad=[ingot.Mismatch("a", "0", "1")]),
     ingot.FileMetadata({"k": "v"}, {"a": INFO}, {"F32": 1}),
@@ -45,6 +46,7 @@ RESULTS: list[Any] = [
     ingot.Cast("path", "F16", ("a",), 1, 2),
     ingot.Download("path", 1, 1, None),
     modelspec.ModelSpec(title="t"),
+    delta.Delta("1", "2", "3", "4", "5", 7, {"a": CHANGED}, [], [], []),
     lora.Merged("path", ("a",), (), 1, 4),
     lora.Adapter("path", "LoRA", "peft", (4,), (8.0,), None, ("a",), (), 8),
 ]

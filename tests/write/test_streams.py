@@ -226,7 +226,7 @@ def test_save_file_to_a_stream_rejects_file_options(name: str) -> None:
 
 
 def test_save_file_to_a_stream_takes_or_rejects_every_option() -> None:
-    kept = {"metadata", "format", "progress", "reserve_header", "align", "checksums"}
+    kept = {"metadata", "format", "progress", "reserve_header", "align", "checksums", "storage_options"}
     assert set(Saving._fields) == kept | GIVEN.keys()
     with pytest.raises(ingot.OptionError, match=r"^durable, replace_read_only, background: "):
         ingot.numpy.save_file(

@@ -76,7 +76,7 @@ fn address(url: &Url) -> Result<Address> {
         host: url.host.clone(),
         port: url.port,
         may_be_public: url.may_be_public(),
-        head: HttpRequest::new("GET", url).render(false, &[])?,
+        head: HttpRequest::new("GET", url).render(false, &[])?.into(),
         shown: [url.to_string(), format!("{url:?}")],
     })
 }

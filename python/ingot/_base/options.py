@@ -57,8 +57,6 @@ class Loading(NamedTuple):
     progress: bool | typing.Tell = False
     storage_options: typing.StorageOptions | None = None
     max_header_size: int | None = None
-    # True, or the code of the dtype of dequantised weights.
-    dequantize: bool | str = False
     keys: Selector | None = None
     drop: Selector | None = None
     slices: Mapping[str, Any] | None = None
@@ -66,6 +64,8 @@ class Loading(NamedTuple):
     dtype: str | None = None
     verify: bool = False
     expected_sha256: str | None = None
+    # True, or the code of the dtype of dequantised weights.
+    dequantize: bool | str = False
     remap: Rules | None = None
 
     @classmethod

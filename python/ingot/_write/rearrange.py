@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
 
 from ingot._base.checks import Leniency, format_for
 from ingot._base.keys import NamedTensors, not_found, select
+from ingot._base.layouts import Rule, Rules
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import _escaped, _quoted, located
@@ -21,9 +22,6 @@ from ingot.typing import Dtype, Format, Keys, Path, RewriteOptions, Source, Tell
 
 from .shards import of_index
 from .states import Pick, follow
-
-if TYPE_CHECKING:
-    from ingot._base.layouts import Rule, Rules
 
 # New names for the tensors of a file.
 
@@ -201,7 +199,9 @@ def merge(
     Examples
     --------
     >>> ingot.rewrite("model.safetensors", "first.safetensors", keys="wte")
+    []
     >>> ingot.rewrite("model.safetensors", "second.safetensors", drop="wte")
+    []
     >>> ingot.merge(["first.safetensors", "second.safetensors"], "merged.safetensors")
     >>> len(ingot.open("merged.safetensors"))
     2
@@ -309,6 +309,7 @@ def rewrite(
     Examples
     --------
     >>> ingot.rewrite("model.safetensors", "renamed.safetensors", rename={"wte": "embed.weight"})
+    []
     >>> ingot.open("renamed.safetensors").keys()
     ['embed.weight', 'lm_head.weight']
     """

@@ -139,12 +139,18 @@ def info(screen: Screen, patch: str) -> int:
     ]
     if screen.quiet:
         return 0
-    facts = [("id", found.id), ("base", found.base), ("result", found.result)]
+    facts = [
+        ("id", found.id),
+        ("base", found.base),
+        ("base data", found.base_digest),
+        ("result", found.result),
+        ("result data", found.result_digest),
+    ]
     facts += [] if found.step is None else [("step", str(found.step))]
     facts += [
         (what, name) for what, names in (("added", found.added), ("removed", found.removed)) for name in names
     ]
-    screen.table((Column(""), Column("")), facts)
+    screen.table((Column("fact"), Column("value")), facts)
     screen.table(_COLUMNS, rows)
     return 0
 

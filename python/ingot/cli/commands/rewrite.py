@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from ingot._base.keys import NamedTensors, select
 from ingot._write import rearrange
 from ingot.cli import arguments
 from ingot.cli.screen import Column, plural
@@ -49,15 +50,19 @@ def command(
     if not to.dry_run:
         with to.saving("Writing") as how:
             rearrange.rewrite(path, destination, remap=given, keys=keys, drop=drop, **how)
-    tensors = [{"name": one.name, "dtype": one.dtype, "shape": [*one.shape]} for one in plan.tensors]
+    names = [one.name for one in plan.tensors]
+    # Patterns select by name only.
+    kept = set(select(NamedTensors(path, names, list), keys, drop))
+    made = [one for one in plan.tensors if one.name in kept]
+    tensors = [{"name": one.name, "dtype": one.dtype, "shape": [*one.shape]} for one in made]
     unmatched = [str(rule) for rule in plan.unmatched]
     to.answer(
         {"destination": destination, "tensors": tensors, "unmatched": unmatched, "untaken": plan.untaken}
     )
-    to.screen.table(_COLUMNS, [(one.name, one.dtype, str([*one.shape])) for one in plan.tensors])
+    to.screen.table(_COLUMNS, [(one.name, one.dtype, str([*one.shape])) for one in made])
     for rule in unmatched:
         to.screen.say(f"no tensor: {rule}")
     for name in plan.untaken:
         to.screen.say(f"unchanged: {name}")
-    to.wrote(destination, plural(len(plan.tensors), "tensor"))
+    to.wrote(destination, plural(len(made), "tensor"))
     return 0
