@@ -48,6 +48,19 @@ exclude_patterns = ["_templates"]
 autosummary_filename_map = {
     f"ingot.{name}": f"ingot.{name}-class"
     for name in ("Cast", "Check", "Diff", "Download", "Repair", "Stats", "View")
+} | {
+    f"ingot.remap.{name}": f"ingot.remap.{name}-class"
+    for name in (
+        "Cast",
+        "Drop",
+        "Plan",
+        "Rename",
+        "Select",
+        "Split",
+        "Stack",
+        "Transpose",
+        "Unwrap",
+    )
 }
 autodoc_mock_imports = ["lightning", "jax", "flax", "tensorflow", "mlx", "paddle"]
 autodoc_member_order = "bysource"

@@ -183,22 +183,22 @@ def read(path: Path) -> Rules:
         try:
             given: Any = json.load(file)
         except ValueError as fault:
-            raise _misformed(name, f"not JSON: {fault}") from None
+            raise _malformed(name, f"not JSON: {fault}") from None
     strict = True
     if isinstance(given, Mapping):
         unknown = [*{*given} - {"rules", "strict"}]
         if unknown or not isinstance(given.get("strict", True), bool):
-            raise _misformed(name, 'expected {"rules": […], "strict": true or false}')
+            raise _malformed(name, 'expected {"rules": […], "strict": true or false}')
         given, strict = given.get("rules"), given.get("strict", True)
     if not isinstance(given, list):
-        raise _misformed(name, f"expected a list of rules, found {type(given).__name__}")
+        raise _malformed(name, f"expected a list of rules, found {type(given).__name__}")
     return Rules([_rule(name, number, one) for number, one in enumerate(given)], strict)
 
 
 def _rule(path: str, number: int, given: Any) -> Rule:
     place = f"rule {number}"
     if not isinstance(given, Mapping) or not given:
-        raise _misformed(path, f"{place}: expected an object, found {type(given).__name__}")
+        raise _malformed(path, f"{place}: expected an object, found {type(given).__name__}")
     (kind, first), *others = given.items()
     try:
         if kind == "unwrap" and not others:
@@ -208,8 +208,8 @@ def _rule(path: str, number: int, given: Any) -> Rule:
             raise OptionError(f"expected one of {', '.join((*_FUNCTIONS, 'unwrap'))}, found {kind!r}")
         return _FUNCTIONS[kind](first, **dict(others))
     except (TypeError, OptionError) as fault:
-        raise _misformed(path, f"{place}: {fault}") from None
+        raise _malformed(path, f"{place}: {fault}") from None
 
 
-def _misformed(path: str, reason: str) -> OptionError:
+def _malformed(path: str, reason: str) -> OptionError:
     return OptionError(f"{path}: {reason}", code="invalid-rule")

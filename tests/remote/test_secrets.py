@@ -585,7 +585,20 @@ TYPED = {
     "keys": ["title"],
     "shell": ["bash"],
 }
-PLACES = ("path", "paths", "a", "b", "source", "destination", "json_file", "url")
+PLACES = (
+    "path",
+    "paths",
+    "a",
+    "b",
+    "source",
+    "destination",
+    "json_file",
+    "url",
+    "other",
+    "patch",
+    "patches",
+    "adapter",
+)
 
 
 def line(words: str, url: str, *more: str) -> list[str]:

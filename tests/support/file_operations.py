@@ -102,7 +102,7 @@ class Recording:
 
 
 def recorded(work: Callable[[], object], place: Path) -> Recording:
-    """Run `work` in a child and record what it does to the files below `place`.
+    """Run `work` in a child and record all changes that it makes to files below `place`.
 
     Fails if an operation was not seen.
     """

@@ -8,7 +8,6 @@
 //! | [Open a sharded checkpoint](#open-a-sharded-checkpoint) | [`Checkpoint::open`] |
 //! | [Open a URL](#open-a-url), with the feature `remote` | `Checkpoint::open_url`, `download` |
 //! | [Edit a file](#edit-a-file) | [`update_metadata`], [`replace_tensor`] |
-//! | [Write and apply patches](#write-and-apply-patches) | [`diff`], [`apply`], [`apply_in_place`], [`compose`], [`Patch`] |
 //! | [Verify and hash a file](#verify-and-hash-a-file) | [`verify()`], [`hash()`] |
 //! | Read from your own storage | [`Source`], [`Archive::from_source`] |
 //! | Show progress, stop a call | [`Watch`] |
@@ -152,30 +151,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Write and apply patches
-//!
-//! A patch has the elements of a checkpoint that changed (FORMAT.md, "Patches").
-//!
-//! ```
-//! use ingot_io::{Checkpoint, CheckpointOptions, Patch, ReadOptions, SaveOptions, Unwatched, apply, diff};
-//! # use ingot_io::{Dtype, TensorView, serialize_to_file};
-//! # let folder = tempfile::tempdir()?;
-//! # let at = |name: &str| folder.path().join(name);
-//! # for (name, bytes) in [("old.safetensors", b"ab"), ("new.safetensors", b"ac")] {
-//! #     serialize_to_file([("bias", &TensorView::new(Dtype::U8, vec![2], bytes)?)], None, &at(name))?;
-//! # }
-//!
-//! let open = |name: &str| Checkpoint::open(&at(name), &CheckpointOptions::new());
-//! let (read, save) = (ReadOptions::new(), SaveOptions::new());
-//! let (old, new) = (open("old.safetensors")?, open("new.safetensors")?);
-//! diff(&old, &new, None, Some(7), &at("patch.safetensors"), &read, &save, &Unwatched)?;
-//!
-//! let patch = Patch::open(open("patch.safetensors")?, true, &Unwatched)?;
-//! apply(&old, &patch, 0, &at("result.safetensors"), &save, &Unwatched)?;
-//! assert_eq!(std::fs::read(at("result.safetensors"))?, std::fs::read(at("new.safetensors"))?);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
 //! # Verify and hash a file
 //!
 //! ```
@@ -230,7 +205,6 @@ mod workers;
 mod writer;
 
 pub use checkpoint::Checkpoint;
-pub use delta::{Changed, Patch, apply, apply_in_place, compose, diff, version_id};
 pub use digest::{Algorithm, Digest, Unequal};
 pub use edit::{Edited, MetadataChange, replace_tensor, update_metadata};
 pub use error::{CheckpointFault, EditError, Error, Failure, PatchFault};

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{Error, ReadOptions};
+use ingot_io::{Error, ReadOptions, binding};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
@@ -39,7 +39,7 @@ pub(crate) fn diff_versions(
     let read = ReadOptions::new().threads(threads);
     let save = save_options(durable, overwrite, replace_read_only);
     Signals::telling(progress).run(py, |signals| {
-        ingot_io::diff(&base, &new, index.as_deref(), step, &path, &read, &save, signals)
+        binding::diff(&base, &new, index.as_deref(), step, &path, &read, &save, signals)
     })
 }
 
@@ -59,13 +59,13 @@ pub(crate) fn compose_patches(
 ) -> PyResult<()> {
     let path = file_path(path)?;
     let save = save_options(durable, overwrite, replace_read_only);
-    let patches: Vec<&ingot_io::Patch> = patches.iter().map(|patch| &patch.get().0).collect();
-    Signals::telling(progress).run(py, |signals| ingot_io::compose(&patches, &path, &save, signals))
+    let patches: Vec<&binding::Patch> = patches.iter().map(|patch| &patch.get().0).collect();
+    Signals::telling(progress).run(py, |signals| binding::compose(&patches, &path, &save, signals))
 }
 
 /// An open patch. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Patch(ingot_io::Patch);
+pub(crate) struct Patch(binding::Patch);
 
 #[pymethods]
 impl Patch {
@@ -79,7 +79,7 @@ impl Patch {
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Patch> {
         let checkpoint = checkpoint.take(py)?;
-        let open = |signals: &Signals| ingot_io::Patch::open(checkpoint, prove, signals);
+        let open = |signals: &Signals| binding::Patch::open(checkpoint, prove, signals);
         Signals::telling(progress).run(py, open).map(Patch)
     }
 
@@ -166,7 +166,7 @@ impl Patch {
         let (path, base) = (file_path(path)?, base.opened(py)?);
         let save = save_options(durable, overwrite, replace_read_only);
         Signals::telling(progress).run(py, |signals| {
-            ingot_io::apply(&base, &self.0, number, &path, &save, signals)
+            binding::apply(&base, &self.0, number, &path, &save, signals)
         })
     }
 
@@ -187,7 +187,7 @@ impl Patch {
             save_options(durable, true, false),
         );
         Signals::telling(progress).run(py, |signals| {
-            ingot_io::apply_in_place(&path, &self.0, verify, &read, &save, signals)
+            binding::apply_in_place(&path, &self.0, verify, &read, &save, signals)
         })
     }
 }
@@ -197,6 +197,6 @@ impl Patch {
 pub(crate) fn version_id(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<String> {
     let checkpoint = checkpoint.opened(py)?;
     Signals::detach(py, |_| -> Result<String, Error> {
-        ingot_io::version_id(&checkpoint)
+        binding::version_id(&checkpoint)
     })
 }

@@ -267,7 +267,17 @@ def new_folders(path: str, durable: bool) -> Iterator[None]:
         for folder in missing:
             # A directory that may not be read cannot be flushed.
             with suppress(PermissionError):
-                flush_names(os.path.dirname(folder))
+                _flush_name(folder)
+
+
+def _flush_name(folder: str) -> None:
+    try:
+        flush_names(os.path.dirname(folder))
+    except PermissionError:
+        raise
+    except OSError as fault:
+        reason = f"could not flush its directory, though it is written: {fault.strerror}"
+        raise located(StorageError, reason, code="write", path=folder, errno=fault.errno) from fault
 
 
 def flush_names(directory: str) -> None:

@@ -336,7 +336,7 @@ def _parts(source: Source, how: Loading) -> list[str]:
     """Return the names of stored tensors that are only parts of dequantised weights."""
     if how.dequantize is False:
         return []
-    # The names before `remap` gives new ones.
+    # The names before `remap` changes them.
     plain = how._replace(backend="pread", remap=None)
     stored = open_checkpoint(source, plain._replace(dequantize=False))
     with closing(stored), closing(open_checkpoint(source, plain)) as weights:

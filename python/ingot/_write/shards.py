@@ -303,7 +303,9 @@ def _rename_new(source: str, destination: str) -> None:
         # The file system has no links.
         os.replace(source, destination)
     else:
-        os.remove(source)
+        # A hidden name that stays is removed by the next save.
+        with suppress(OSError):
+            os.remove(source)
 
 
 def _keep_old(place: Place, shards: Iterable[str], durable: bool) -> list[str]:

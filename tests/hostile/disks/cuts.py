@@ -68,7 +68,7 @@ class Cut(Way):
         return found
 
     def judge_next(self, outcome: Outcome) -> None:
-        """Check that the next save works, whatever the cut left, and removes the leftovers."""
+        """Check that the next save works after any cut, and removes the leftovers."""
         restore(outcome.files)
         if self.name.startswith("first"):
             # It replaces no file.

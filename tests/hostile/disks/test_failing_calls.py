@@ -83,7 +83,7 @@ FAULTS: list[tuple[str, str, str, set[str]]] = [
     ("model", f"{WRITES}:error=EIO", "write", set()),
     ("new", f"{WRITES}:error=EFBIG", "write", set()),
     ("model", "fsync,fdatasync:error=ENOSPC", "flush", set()),
-    ("new", "linkat:error=EDQUOT", "rename the temporary file", {"writer", "appender", "download"}),
+    ("new", "linkat:error=EDQUOT", "rename the temporary file", {"writer", "joined", "appender", "download"}),
     ("model", f"{RENAMES}:error=EIO", "rename the temporary file", set()),
 ]
 

@@ -1,4 +1,4 @@
-"""`ingot.lora` against PEFT: merged weights are as near to the exact ones as those of `merge_and_unload`."""
+"""`ingot.lora` against PEFT: merged weights are as near to the exact ones as PEFT's own."""
 
 from __future__ import annotations
 

@@ -7,6 +7,27 @@
 //! | [`apply`] | a new file, written like a [`save`](crate::save()): unchanged tensors are copied by the system |
 //! | [`apply_in_place`] | the patch is the redo log: a mark makes the header unreadable, changed pages are written, and the new header replaces the mark |
 //! | [`compose`] | patches of consecutive versions become one |
+//!
+//! ```
+//! use ingot_io::binding::{Patch, apply, diff};
+//! use ingot_io::{Checkpoint, CheckpointOptions, ReadOptions, SaveOptions, Unwatched};
+//! # use ingot_io::{Dtype, TensorView, serialize_to_file};
+//! # let folder = tempfile::tempdir()?;
+//! # let at = |name: &str| folder.path().join(name);
+//! # for (name, bytes) in [("old.safetensors", b"ab"), ("new.safetensors", b"ac")] {
+//! #     serialize_to_file([("bias", &TensorView::new(Dtype::U8, vec![2], bytes)?)], None, &at(name))?;
+//! # }
+//!
+//! let open = |name: &str| Checkpoint::open(&at(name), &CheckpointOptions::new());
+//! let (read, save) = (ReadOptions::new(), SaveOptions::new());
+//! let (old, new) = (open("old.safetensors")?, open("new.safetensors")?);
+//! diff(&old, &new, None, Some(7), &at("patch.safetensors"), &read, &save, &Unwatched)?;
+//!
+//! let patch = Patch::open(open("patch.safetensors")?, true, &Unwatched)?;
+//! apply(&old, &patch, 0, &at("result.safetensors"), &save, &Unwatched)?;
+//! assert_eq!(std::fs::read(at("result.safetensors"))?, std::fs::read(at("new.safetensors"))?);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod changes;
 mod compose;
