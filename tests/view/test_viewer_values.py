@@ -27,8 +27,11 @@ def odd(tmp_path: Path) -> Path:
 
 
 def saved(look: Look, button: str) -> bytes:
+    """Return the bytes that a button saves. A timeout shows which step failed: the job or the download."""
+    look.settle()
     with look.page.expect_download() as waited:
         look.page.click(f"text={button}")
+        look.wait("Saved.")
     return Path(waited.value.path()).read_bytes()
 
 
