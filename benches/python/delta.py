@@ -103,7 +103,7 @@ def measure(folder: Path, nbytes: int, share: float, rounds: int) -> None:
 def changed_pages(old: Path, new: Path) -> list[tuple[int, int]]:
     """Return the runs of pages that differ."""
     ours, theirs = (numpy.fromfile(path, "u1") for path in (old, new))
-    differs = numpy.add.reduceat(ours != theirs, range(0, len(ours), PAGE)) > 0
+    differs = numpy.logical_or.reduceat(ours != theirs, range(0, len(ours), PAGE))
     edges = numpy.flatnonzero(numpy.diff(numpy.concatenate(([False], differs, [False]))))
     return [(begin * PAGE, min(end * PAGE, len(ours))) for begin, end in edges.reshape(-1, 2).tolist()]
 
