@@ -5,15 +5,19 @@
 
 use ingot_format::{Dtype, saturating_usize};
 
-use super::codes::{groups, length, place, scale_codes, transposed};
+use super::codes::{length, place, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{FLOATS, Model, names};
+use super::order::GroupIndex;
 use super::part::{Part, Reads};
 use crate::error::Error;
 
 /// The bit at which each of eight columns begins in a word: the even ones come first.
 const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
+
+/// Outputs of a tile: a read of 512 bytes of each row of words.
+const ROWS_AT_ONCE: u64 = 1024;
 
 /// Find the group of a `qweight` that is not GPTQ.
 pub(super) fn find(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Error> {
@@ -64,13 +68,13 @@ struct Awq {
 }
 
 impl Decode for Awq {
-    fn is_across(&self) -> bool {
-        true
+    fn rows_at_once(&self) -> u64 {
+        ROWS_AT_ONCE
     }
 
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let (outputs, inputs) = (&tile.rows, &tile.columns);
-        let needed = inputs.start / self.group_size..inputs.end.div_ceil(self.group_size);
+        let (needed, groups) = GroupIndex::needed(None, inputs, self.group_size, reads)?;
         let span = outputs.start / 8..outputs.end.div_ceil(8);
         let words = reads.words(&self.weight, inputs.clone(), span.clone())?;
         let zeros = reads.words(&self.zeros, needed.clone(), span.clone())?;
@@ -86,15 +90,8 @@ impl Decode for Awq {
             let shift = SHIFTS[saturating_usize(output % 8)];
             let codes = shifted(&words[at * tile.width()..][..tile.width()], shift);
             let zeros = shifted(&zeros[at * length(&needed)..][..length(&needed)], shift);
-            for (group, range) in groups(inputs, self.group_size) {
-                let at = place(group, needed.start);
-                scale_codes(
-                    &codes[range.clone()],
-                    f32::from(zeros[at]),
-                    scales[at],
-                    &mut values[range],
-                );
-            }
+            let zeros: Vec<f32> = zeros.into_iter().map(f32::from).collect();
+            groups.scale(&codes, &zeros, scales, values);
         }
         Ok(())
     }

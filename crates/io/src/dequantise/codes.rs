@@ -134,26 +134,6 @@ pub(super) fn groups(range: &Range<u64>, size: u64) -> impl Iterator<Item = (u64
     })
 }
 
-/// Multiply `code - zero` by `scale`.
-pub(super) fn scale_codes(codes: &[u8], zero: f32, scale: f32, values: &mut [f32]) {
-    for (value, code) in values.iter_mut().zip(codes) {
-        *value = (f32::from(*code) - zero) * scale;
-    }
-}
-
-/// Multiply `code - zero` by `scale`, each with the zero and the scale of its group.
-pub(super) fn scale_by_index(
-    codes: &[u8],
-    order: &[usize],
-    zeros: &[f32],
-    scales: &[f32],
-    values: &mut [f32],
-) {
-    for ((value, code), &group) in values.iter_mut().zip(codes).zip(order) {
-        *value = (f32::from(*code) - zeros[group]) * scales[group];
-    }
-}
-
 /// Return the matrix of `height` rows with rows and columns exchanged.
 pub(super) fn transposed<T: Copy + Default>(matrix: &[T], height: usize) -> Vec<T> {
     let width = matrix.len() / height.max(1);

@@ -17,6 +17,9 @@ use crate::error::Error;
 const NVFP4_BLOCK: u64 = 16;
 const MXFP4_BLOCK: u64 = 32;
 
+/// Rows of a tile of exchanged rows and columns: a read of 256 bytes of each stored row.
+const ROWS_AT_ONCE: u64 = 512;
+
 /// Find the group of bytes that have scales for blocks.
 pub(super) fn find(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Error> {
     if weight.dtype != Dtype::U8 && weight.dtype != Dtype::F4 {
@@ -239,8 +242,8 @@ struct Turned {
 }
 
 impl Decode for Turned {
-    fn is_across(&self) -> bool {
-        true
+    fn rows_at_once(&self) -> u64 {
+        ROWS_AT_ONCE
     }
 
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {

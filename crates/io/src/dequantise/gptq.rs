@@ -5,13 +5,16 @@
 
 use ingot_format::Dtype;
 
-use super::codes::{Packing, bytes_of, groups, length, place, scale_by_index, scale_codes, transposed};
+use super::codes::{Packing, bytes_of, length, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{FLOATS, Model, names};
 use super::order::GroupIndex;
 use super::part::{Part, Reads};
 use crate::error::Error;
+
+/// Outputs of a tile: a read of 2,048 bytes of each row of words.
+const ROWS_AT_ONCE: u64 = 512;
 
 /// Find the group of a `qweight`, if the tensors or the configuration say that it is GPTQ.
 pub(super) fn find(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Error> {
@@ -126,20 +129,13 @@ impl Gptq {
 }
 
 impl Decode for Gptq {
-    fn is_across(&self) -> bool {
-        true
+    fn rows_at_once(&self) -> u64 {
+        ROWS_AT_ONCE
     }
 
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let (outputs, inputs) = (&tile.rows, &tile.columns);
-        let order = match &self.order {
-            Some(order) => order.of(inputs, reads)?,
-            None => None,
-        };
-        let needed = match &order {
-            Some(_) => 0..self.scales.rows(),
-            None => inputs.start / self.group_size..inputs.end.div_ceil(self.group_size),
-        };
+        let (needed, groups) = GroupIndex::needed(self.order.as_ref(), inputs, self.group_size, reads)?;
         let scales = reads.floats(&self.scales, needed.clone(), outputs.clone())?;
         let zeros = self.zero_points(tile, needed.clone(), reads)?;
         let (scales, zeros) = (
@@ -158,14 +154,7 @@ impl Decode for Gptq {
             .zip(zeros.chunks_exact(length(&needed)));
         for ((values, words), (scales, zeros)) in rows.zip(factors) {
             let codes = self.packing.codes(&bytes_of(words), first, values.len());
-            if let Some(order) = &order {
-                scale_by_index(&codes, order, zeros, scales, values);
-                continue;
-            }
-            for (group, range) in groups(inputs, self.group_size) {
-                let at = place(group, needed.start);
-                scale_codes(&codes[range.clone()], zeros[at], scales[at], &mut values[range]);
-            }
+            groups.scale(&codes, zeros, scales, values);
         }
         Ok(())
     }

@@ -14,10 +14,7 @@ use crate::convert::convert;
 use crate::error::{Error, Failure};
 
 /// Elements that are decoded at once. Their floats fit in a core's second cache.
-const TILE: u64 = 64 << 10;
-
-/// Rows of a tile whose rows are columns of the stored words. A run of 64 words is long enough to be read without waste.
-const ROWS_ACROSS: u64 = 64;
+const TILE: u64 = 256 << 10;
 
 /// Rows that are decoded together for reads of parts of single rows, which mostly follow one another.
 const ROWS_AHEAD: u64 = 16;
@@ -27,9 +24,10 @@ const LONG_PART: u64 = 16 << 10;
 
 /// Decodes a matrix of numbers.
 pub(super) trait Decode: Debug + Send + Sync {
-    /// Return whether the rows are columns of the stored words, so that a single row costs as much as many.
-    fn is_across(&self) -> bool {
-        false
+    /// Return the rows that are best decoded together. Many, if the rows are columns of the stored words: a read of a few
+    /// bytes from each stored row costs more than its bytes.
+    fn rows_at_once(&self) -> u64 {
+        1
     }
 
     /// Fill `values`, row after row, with the numbers of a tile.
@@ -103,11 +101,7 @@ impl Matrix {
                 columns,
             };
         }
-        let most = if self.decoder.is_across() {
-            ROWS_ACROSS
-        } else {
-            (TILE / self.columns).max(1)
-        };
+        let most = self.decoder.rows_at_once().max(TILE / self.columns);
         Tile {
             rows: row..row + most.min(left / self.columns),
             columns: 0..self.columns,

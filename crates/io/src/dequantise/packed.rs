@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use ingot_format::Dtype;
 
-use super::codes::{Packing, bytes_of, groups, length, place, scale_by_index, scale_codes, transposed};
+use super::codes::{Packing, bytes_of, length, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{Model, names};
@@ -173,14 +173,7 @@ impl Packed {
 impl Decode for Packed {
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let columns = &tile.columns;
-        let order = match &self.order {
-            Some(order) => order.of(columns, reads)?,
-            None => None,
-        };
-        let needed = match &order {
-            Some(_) => 0..self.scales.columns(),
-            None => columns.start / self.group_size..columns.end.div_ceil(self.group_size),
-        };
+        let (needed, groups) = GroupIndex::needed(self.order.as_ref(), columns, self.group_size, reads)?;
         let scales = self.scales(tile, &needed, reads)?;
         let zeros = self.zero_points(tile, &needed, reads)?;
         let span = self.packing.span(columns, self.columns);
@@ -194,14 +187,7 @@ impl Decode for Packed {
             .zip(zeros.chunks_exact(length(&needed)));
         for ((values, bytes), (scales, zeros)) in rows.zip(factors) {
             let codes = self.packing.codes(bytes, first, values.len());
-            if let Some(order) = &order {
-                scale_by_index(&codes, order, zeros, scales, values);
-                continue;
-            }
-            for (group, range) in groups(columns, self.group_size) {
-                let at = place(group, needed.start);
-                scale_codes(&codes[range.clone()], zeros[at], scales[at], &mut values[range]);
-            }
+            groups.scale(&codes, zeros, scales, values);
         }
         Ok(())
     }
