@@ -3,7 +3,7 @@
 //! `(weight - zero point) × scale`, where `g_idx` has the group of each input, or its position has. The first version of
 //! the format stores zero points less one.
 
-use ingot_format::Dtype;
+use ingot_format::{Dtype, saturating_usize};
 
 use super::codes::{Packing, bytes_of, length, transposed};
 use super::group::Group;
@@ -143,8 +143,8 @@ impl Decode for Gptq {
             transposed(&zeros, length(&needed)),
         );
         let span = self.packing.span(inputs, self.inputs);
-        let words = reads.words(&self.weight, span.clone(), outputs.clone())?;
-        let words = transposed(&words, length(&span));
+        let bytes = reads.bytes(&self.weight, span.clone(), outputs.clone())?;
+        let words = transposed(bytes.as_chunks::<4>().0, length(&span));
         let first = inputs.start - Packing::first(inputs);
         let rows = values
             .chunks_exact_mut(tile.width())
@@ -152,8 +152,10 @@ impl Decode for Gptq {
         let factors = scales
             .chunks_exact(length(&needed))
             .zip(zeros.chunks_exact(length(&needed)));
+        let mut codes = vec![0; tile.width()];
         for ((values, words), (scales, zeros)) in rows.zip(factors) {
-            let codes = self.packing.codes(&bytes_of(words), first, values.len());
+            self.packing
+                .unpack(words.as_flattened(), saturating_usize(first), &mut codes);
             groups.scale(&codes, zeros, scales, values);
         }
         Ok(())

@@ -91,9 +91,19 @@ impl Matrix {
         saturating_usize(self.dtype.bits() / 8)
     }
 
-    /// Return the next whole rows, or the rest of a row, from element `at` on, where `left` elements are wanted.
-    fn band(&self, at: u64, left: u64) -> Tile {
-        let (row, column) = (at / self.columns, at % self.columns);
+    /// Return the rows that begin with the first of the elements `wanted`: whole rows, or a part of one row. Rows that are
+    /// columns of the stored words are whole, even if only a part of the first or the last one is wanted.
+    fn band(&self, wanted: &Range<u64>) -> Tile {
+        let (row, column) = (wanted.start / self.columns, wanted.start % self.columns);
+        let last = (wanted.end - 1) / self.columns;
+        let at_once = self.decoder.rows_at_once();
+        if at_once > 1 && row < last {
+            return Tile {
+                rows: row..(last + 1).min(row + at_once),
+                columns: 0..self.columns,
+            };
+        }
+        let left = wanted.end - wanted.start;
         if column > 0 || left < self.columns {
             let columns = column..self.columns.min(column + left);
             return Tile {
@@ -101,19 +111,25 @@ impl Matrix {
                 columns,
             };
         }
-        let most = self.decoder.rows_at_once().max(TILE / self.columns);
+        let most = (TILE / self.columns).max(1);
         Tile {
             rows: row..row + most.min(left / self.columns),
             columns: 0..self.columns,
         }
     }
 
-    /// Fill `dest` with a band.
-    fn fill_band(&self, band: &Tile, reads: Reads<'_>, dest: &mut [u8]) -> Result<(), Error> {
+    /// Fill `dest` with the elements of a band from number `skip` on. `values` is scratch memory.
+    fn fill_band(
+        &self,
+        band: &Tile,
+        skip: usize,
+        reads: Reads<'_>,
+        values: &mut Vec<f32>,
+        dest: &mut [u8],
+    ) -> Result<(), Error> {
         let (height, width) = (to_u64(band.height()), to_u64(band.width()));
         let step = (TILE / height).max(1);
-        let row_nbytes = band.width() * self.element_nbytes();
-        let mut values = vec![0_f32; saturating_usize(height * step.min(width))];
+        values.resize(saturating_usize(height * step.min(width)), 0.0);
         let mut at = band.columns.start;
         while at < band.columns.end {
             if reads.stop.is_set() {
@@ -125,22 +141,35 @@ impl Matrix {
             };
             let values = &mut values[..tile.height() * tile.width()];
             self.decoder.decode(&tile, reads, values)?;
-            let skip = saturating_usize(at - band.columns.start) * self.element_nbytes();
-            let nbytes = tile.width() * self.element_nbytes();
-            for (values, row) in values
-                .chunks_exact(tile.width())
-                .zip(dest.chunks_exact_mut(row_nbytes))
-            {
-                encode(values, self.dtype, &mut row[skip..skip + nbytes]);
+            let before = saturating_usize(at - band.columns.start);
+            for (number, values) in values.chunks_exact(tile.width()).enumerate() {
+                self.encode_row(number * band.width() + before, values, skip, dest);
             }
             at = tile.columns.end;
         }
         Ok(())
     }
 
+    /// Round the numbers from `first` of a band on into `dest`, which begins with number `skip` of the band.
+    fn encode_row(&self, first: usize, values: &[f32], skip: usize, dest: &mut [u8]) {
+        let size = self.element_nbytes();
+        let from = first.max(skip);
+        let end = (first + values.len()).min(skip + dest.len() / size);
+        if from < end {
+            let dest = &mut dest[(from - skip) * size..(end - skip) * size];
+            encode(&values[from - first..end - first], self.dtype, dest);
+        }
+    }
+
     /// Fill `dest` with a part of a row. The same part of the rows that follow is decoded with it, since a slice of columns is
     /// read row by row.
-    fn fill_part(&self, part: &Tile, reads: Reads<'_>, dest: &mut [u8]) -> Result<(), Error> {
+    fn fill_part(
+        &self,
+        part: &Tile,
+        reads: Reads<'_>,
+        values: &mut Vec<f32>,
+        dest: &mut [u8],
+    ) -> Result<(), Error> {
         let row = part.rows.start;
         AHEAD.with_borrow_mut(|ahead| {
             let has_it = ahead.known.as_ref().is_some_and(|(number, tile)| {
@@ -153,7 +182,7 @@ impl Matrix {
                 };
                 ahead.known = None;
                 ahead.bytes.resize(dest.len() * tile.height(), 0);
-                self.fill_band(&tile, reads, &mut ahead.bytes)?;
+                self.fill_band(&tile, 0, reads, values, &mut ahead.bytes)?;
                 ahead.known = Some((self.number, tile));
             }
             let first = ahead.known.as_ref().map_or(row, |(_, tile)| tile.rows.start);
@@ -178,19 +207,24 @@ impl Make for Matrix {
     ) -> Result<(), Error> {
         let reads = Reads { inputs, stop };
         let unit = to_u64(self.element_nbytes());
-        let (mut at, mut rest) = (begin / unit, dest);
-        let wanted = to_u64(rest.len()) / unit;
-        let is_part = wanted < self.columns && wanted <= LONG_PART && self.rows > 1;
-        while !rest.is_empty() {
-            let band = self.band(at, to_u64(rest.len()) / unit);
-            let count = band.height() * band.width();
-            let (dest, after) = rest.split_at_mut(count * self.element_nbytes());
-            if is_part {
-                self.fill_part(&band, reads, dest)?;
+        let (mut wanted, mut rest) = (begin / unit..(begin + to_u64(dest.len())) / unit, dest);
+        let count = wanted.end - wanted.start;
+        let is_part = count < self.columns && count <= LONG_PART && self.rows > 1;
+        let mut values = Vec::new();
+        while !wanted.is_empty() {
+            let band = self.band(&wanted);
+            let end = (band.rows.end - 1) * self.columns + band.columns.end;
+            let end = end.min(wanted.end);
+            let nbytes = saturating_usize(end - wanted.start) * self.element_nbytes();
+            let (dest, after) = rest.split_at_mut(nbytes);
+            if is_part && band.height() == 1 {
+                self.fill_part(&band, reads, &mut values, dest)?;
             } else {
-                self.fill_band(&band, reads, dest)?;
+                let first = band.rows.start * self.columns + band.columns.start;
+                let skip = saturating_usize(wanted.start - first);
+                self.fill_band(&band, skip, reads, &mut values, dest)?;
             }
-            (at, rest) = (at + to_u64(count), after);
+            (wanted.start, rest) = (end, after);
         }
         Ok(())
     }

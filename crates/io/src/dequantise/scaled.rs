@@ -12,6 +12,7 @@ use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{FLOATS, Model, names};
 use super::part::{Part, Reads};
+use crate::convert::convert;
 use crate::error::Error;
 
 /// The block size of most FP8 models with scales for blocks.
@@ -63,6 +64,8 @@ pub(super) struct Scaled {
     scales: Part,
     zeros: Option<Part>,
     grid: Grid,
+    /// The number of each byte of the weight.
+    numbers: Box<[f32; 256]>,
 }
 
 impl Scaled {
@@ -92,6 +95,7 @@ impl Scaled {
         }
         let [rows, columns] = grid.shape;
         Ok(Scaled {
+            numbers: Box::new(numbers_of(weight.dtype)),
             weight,
             scales: scales.seen_as(rows, columns),
             zeros: zeros.map(|zeros| zeros.seen_as(rows, columns)),
@@ -103,7 +107,7 @@ impl Scaled {
 impl Decode for Scaled {
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let (rows, columns) = (&tile.rows, &tile.columns);
-        let weights = numbers(&self.weight, reads, rows.clone(), columns.clone())?;
+        let weights = reads.bytes(&self.weight, rows.clone(), columns.clone())?;
         let (down, across) = (self.grid.rows(rows), self.grid.columns(columns));
         let scales = reads.floats(&self.scales, down.clone(), across.clone())?;
         let zeros = match &self.zeros {
@@ -118,17 +122,35 @@ impl Decode for Scaled {
             for (group, range) in groups(columns, self.grid.block_columns) {
                 let at = at + place(group, across.start);
                 let zero = zeros.as_ref().map_or(0.0, |zeros| zeros[at]);
-                scale(&from[range.clone()], zero, scales[at], &mut to[range]);
+                scale(
+                    &self.numbers,
+                    &from[range.clone()],
+                    zero,
+                    scales[at],
+                    &mut to[range],
+                );
             }
         }
         Ok(())
     }
 }
 
-fn scale(weights: &[f32], zero: f32, scale: f32, values: &mut [f32]) {
+fn scale(numbers: &[f32; 256], weights: &[u8], zero: f32, scale: f32, values: &mut [f32]) {
     for (value, weight) in values.iter_mut().zip(weights) {
-        *value = (weight - zero) * scale;
+        *value = (numbers[usize::from(*weight)] - zero) * scale;
     }
+}
+
+/// Return the number of each byte of a dtype of 8 bits.
+fn numbers_of(dtype: Dtype) -> [f32; 256] {
+    let bytes: [u8; 256] = std::array::from_fn(|byte| byte.to_le_bytes()[0]);
+    if dtype == Dtype::I8 {
+        return bytes.map(|byte| f32::from(byte.cast_signed()));
+    }
+    let mut floats = [0; 4 * 256];
+    convert(dtype, Dtype::F32, &bytes, &mut floats);
+    let floats = floats.as_chunks::<4>().0;
+    std::array::from_fn(|byte| f32::from_le_bytes(floats[byte]))
 }
 
 /// Return a part of a matrix of floats, or of integers of 8 bits.
