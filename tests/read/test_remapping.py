@@ -209,6 +209,27 @@ def test_rules_that_do_not_fit_raise_with_names(experts):
     assert refused(experts, transpose("norm", [1, 0]), rest) == ("rule-shapes", "norm")
 
 
+@pytest.mark.parametrize(
+    "rule",
+    [
+        stack("{a}{b}", "{a}.{b}.{e}"),
+        concat("{a}{b}", ["{a}.{b}.0", "{a}.{b}.1"]),
+        interleave("{a}{b}", ["{a}.{b}.0", "{a}.{b}.1"], groups=1),
+    ],
+)
+def test_parts_of_two_tensors_of_one_name_are_refused(tmp_path, rule):
+    path = tmp_path / "parts.safetensors"
+    names = ["x.yz.0", "xy.z.0", "x.yz.1", "xy.z.1"]
+    ingot.numpy.save_file({name: np.full(2, n) for n, name in enumerate(names)}, path)
+    assert refused(path, rule, select("*")) == ("rule-duplicate", "xyz")
+
+
+def test_stack_refuses_a_number_too_long_for_python(tmp_path):
+    path, name = tmp_path / "long.safetensors", "e." + "9" * 5000
+    ingot.numpy.save_file({name: np.zeros(2)}, path)
+    assert refused(path, stack("w", "e.{n}")) == ("rule-gap", name)
+
+
 def test_parts_for_ranks_are_not_cut_again(experts):
     rules = [
         concat("x", ["layers.0.experts.0.w", "layers.0.experts.1.w"], shard="each"),

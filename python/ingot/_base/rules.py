@@ -47,7 +47,7 @@ def rename(new: str, old: str) -> Rename:
     ----------
     new, old : str
         A name, or a pattern with placeholders: ``{i}`` is any text without a dot, and ``{name*}`` any text.
-        Each placeholder of `new` must be in `old`.
+        Each placeholder of `new` must be in `old`. Other braces are text.
 
     Returns
     -------
@@ -56,8 +56,8 @@ def rename(new: str, old: str) -> Rename:
 
     Raises
     ------
-    OptionError
-        A placeholder is malformed, or `new` has one that `old` lacks.
+    TypeError
+        `new` or `old` is not a str.
 
     Examples
     --------
@@ -86,8 +86,8 @@ def stack(new: str, old: str, dim: int = 0) -> Stack:
 
     Raises
     ------
-    OptionError
-        A placeholder is malformed, or not exactly one placeholder of `old` is missing in `new`.
+    TypeError
+        `new` or `old` is not a str, or `dim` is not an int.
 
     Examples
     --------
@@ -124,7 +124,7 @@ def concat(new: str, old: Sequence[str], dim: int = 0, shard: Literal["each"] | 
     Raises
     ------
     OptionError
-        A placeholder is malformed; the patterns have different placeholders; `shard` is something else.
+        `old` is empty, or `shard` is something else.
 
     Examples
     --------
@@ -192,8 +192,7 @@ def split(
     Raises
     ------
     OptionError
-        A placeholder is malformed; the patterns have different placeholders; `sizes` and `new` differ in
-        length; `groups` is less than 1.
+        `new` is empty; `sizes` and `new` differ in length; `groups` is less than 1.
 
     Examples
     --------

@@ -244,6 +244,9 @@ def _pattern(text: str) -> tuple[re.Pattern[str], tuple[str, ...]]:
     return re.compile(expression + re.escape(text[at:]), re.DOTALL), tuple(names)
 
 
+# A number in a stack. A longer one cannot be part of a stack without gaps.
+_NUMBER = re.compile("0|[1-9][0-9]{0,17}")
+
 Values = tuple[tuple[str, str], ...]
 
 
@@ -263,6 +266,16 @@ def _matches(table: _Table, pattern: str) -> Iterator[tuple[str, dict[str, str]]
 def _filled(pattern: str, values: Mapping[str, str]) -> str:
     """Return the pattern with values in place of its placeholders."""
     return _PLACEHOLDER.sub(lambda match: values[match[1]], pattern)
+
+
+def _free(
+    table: _Table, rule: kinds.Stack | kinds.Join, values: Mapping[str, str], new: Mapping[str, Virtual]
+) -> str:
+    """Return the name that `values` make, which different values can make too: a.bc and ab.c of {x}{y}."""
+    name = _filled(rule.new, values)
+    if name in new:
+        raise table.twice(rule, name)
+    return name
 
 
 def _check_placeholders(table: _Table, rule: Rule, new: Iterable[str], old: Iterable[str]) -> None:
@@ -332,14 +345,17 @@ def _stack(table: _Table, rule: kinds.Stack) -> bool:
         reason = f"{_quoted(rule.old)} must have one placeholder more than {_quoted(rule.new)}"
         raise table.error(rule, reason, "invalid-rule")
     (index,) = missing
-    groups: dict[str, dict[str, str]] = defaultdict(dict)
+    groups: dict[Values, dict[str, str]] = defaultdict(dict)
     for name, values in _matches(table, rule.old):
-        number = values[index]
-        if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-            reason = f"expected a number in place of {{{index}}}, found {number!r}"
+        number = values.pop(index)
+        if not _NUMBER.fullmatch(number):
+            reason = f"expected a number in place of {{{index}}}, found {_quoted(number)}"
             raise table.error(rule, reason, "rule-gap", name)
-        groups[_filled(rule.new, values)][number] = name
-    new = {name: _stacked(table, rule, name, numbered) for name, numbered in groups.items()}
+        groups[tuple(values.items())][number] = name
+    new: dict[str, Virtual] = {}
+    for pairs, numbered in groups.items():
+        name = _free(table, rule, dict(pairs), new)
+        new[name] = _stacked(table, rule, name, numbered)
     table.take(rule, [old for numbered in groups.values() for old in numbered.values()], new)
     return bool(groups)
 
@@ -415,7 +431,7 @@ def _join(table: _Table, rule: kinds.Join) -> bool:
                 present = brief([*names.values()])
                 raise table.error(rule, f"the part is missing beside {present}", "rule-gap", missing)
         ordered = [names[number] for number in range(len(rule.old))]
-        name = _filled(rule.new, values)
+        name = _free(table, rule, values, new)
         new[name] = _joined(table, rule, name, ordered)
         old += ordered
     if len(set(old)) < len(old):
