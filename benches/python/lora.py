@@ -1,47 +1,31 @@
 """Merging an adapter into a base: `ingot.lora.merge` against PEFT, which loads, merges and saves.
 
-    python -m benches.python.lora [GIB] [RANK]
-
-The base has GIB gibibytes (1 by default) of BF16 in linear layers of 4096 × 4096, the adapter has this rank
-(64). Each side runs in a process of its own, which reports its seconds and its peak of memory: of anonymous
-pages for ingot, whose base is mapped, and the resident size too. The weights of both are compared with the
-exact sum in float64. Needs PEFT (requirements/clients.txt) for the second side.
+`python benches/python/lora.py --gib 4 --rank 64` is the size of the record: BF16 in linear layers of
+4096 × 4096. Each side runs in turns, in processes of their own that have just touched and freed twice the
+memory, with the base in the page cache. A process reports its seconds and its peaks of memory: of anonymous
+pages, since ingot maps the base, and the resident size too. The weights of both are compared with the exact
+sum in float64. Needs PEFT (requirements/clients.txt) for the second side.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import pages
+
 WIDTH = 4096
-SIDES = ("ingot", "peft")
-
-
-def main(gib: float = 1.0, rank: int = 64) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        layers = max(1, round(gib * 2**30 / (WIDTH * WIDTH * 2)))
-        write(Path(folder), layers, rank)
-        print(f"{layers} layers of {WIDTH} x {WIDTH} in BF16, rank {rank}")
-        print("side    seconds  anonymous MiB  resident MiB  largest error")
-        for side in SIDES:
-            if side == "peft" and not find_spec("peft"):
-                print("peft    is not installed")
-                continue
-            words = [sys.executable, "-m", "benches.python.lora", side, folder, str(layers)]
-            found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
-            error = largest_error(Path(folder), layers, Path(folder) / side)
-            print(
-                f"{side:7} {found['seconds']:7.2f} {found['anonymous']:14.0f} {found['resident']:13.0f} "
-                f"{error:14.3g}",
-                flush=True,
-            )
+Run = dict[str, float]
 
 
 def write(folder: Path, layers: int, rank: int) -> None:
@@ -96,24 +80,38 @@ def peft_side(folder: Path, layers: int) -> Callable[[], None]:
     return merge
 
 
-def run(side: str, folder: str, layers: str) -> None:
-    """Merge, and print the seconds and the peak of memory in MiB."""
-    merge = {"ingot": ingot_side, "peft": peft_side}[side](Path(folder), int(layers))
+SIDES = {"ingot": ingot_side, "peft": peft_side}
+
+
+def memory(kind: str) -> int:
+    """Return the memory of this process in bytes: ``RssAnon``, or the peak ``VmHWM``."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    return int(fields[kind].split()[0]) * 1024
+
+
+def measure(side: str, folder: Path, layers: int) -> Run:
+    """Merge once in this process, which has nothing else in memory."""
+    merge = SIDES[side](folder, layers)
+    base = folder / "base.safetensors"
+    pages.warm(base, 2 * base.stat().st_size)
+    # The peak of the resident size contains the memory that was just touched.
+    Path("/proc/self/clear_refs").write_text("5")
+    before, most, done = memory("RssAnon"), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, memory("RssAnon"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     begin = time.perf_counter()
     merge()
     seconds = time.perf_counter() - begin
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"seconds": seconds, "anonymous": data_peak(), "resident": resident}))
-
-
-def data_peak() -> float:
-    """Return the peak of the resident size without the mapped files that are resident now, in MiB."""
-    values = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if value.endswith(" kB"):
-            values[name] = int(value.split()[0])
-    return (values["VmHWM"] - values["RssFile"]) / 1024
+    done.set()
+    watcher.join()
+    return {"seconds": seconds, "anonymous": max(0, most - before), "resident": memory("VmHWM")}
 
 
 def largest_error(folder: Path, layers: int, merged: Path) -> float:
@@ -135,9 +133,61 @@ def largest_error(folder: Path, layers: int, merged: Path) -> float:
     return found
 
 
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gib", type=float, default=4)
+    parser.add_argument("--rank", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--worker", choices=SIDES)
+    parser.add_argument("--path", type=Path)
+    given = parser.parse_args()
+    layers = max(1, round(given.gib * 2**30 / (WIDTH * WIDTH * 2)))
+    if given.worker:
+        print(json.dumps(measure(given.worker, given.path, layers)))
+        return
+    with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        write(Path(folder), layers, given.rank)
+        print(f"{layers} layers of {WIDTH} x {WIDTH} in BF16, rank {given.rank}")
+        report(*compared(Path(folder), given.gib, layers, given.rounds))
+
+
+def compared(folder: Path, gib: float, layers: int, rounds: int) -> tuple[dict[str, list[Run]], Run]:
+    """Run all sides in turns. Return the runs, and the largest error of each side."""
+    sides = [side for side in SIDES if side != "peft" or find_spec("peft")]
+    runs: dict[str, list[Run]] = {side: [] for side in sides}
+    errors = {}
+    for number in range(rounds):
+        for side in sides:
+            command = [sys.executable, __file__, "--worker", side, "--path", str(folder), "--gib", str(gib)]
+            runs[side].append(json.loads(subprocess.check_output(command)))
+            if not number:
+                errors[side] = largest_error(folder, layers, folder / side)
+            shutil.rmtree(folder / side)
+    return runs, errors
+
+
+def report(runs: dict[str, list[Run]], errors: Run) -> None:
+    """Print the median of each side, its memory and its error, and the ratio."""
+    seconds = {side: statistics.median(run["seconds"] for run in found) for side, found in runs.items()}
+    for side, found in runs.items():
+        spread = [run["seconds"] for run in found]
+        peaks = {kind: max(run[kind] for run in found) / (1 << 20) for kind in ("anonymous", "resident")}
+        print(
+            f"{side:5} median {seconds[side]:.2f} s ({min(spread):.2f} to {max(spread):.2f}), "
+            f"{peaks['anonymous']:.0f} MiB anonymous, {peaks['resident']:.0f} MiB resident, "
+            f"largest error {errors[side]:.3g}"
+        )
+    if "peft" not in runs:
+        print("peft is not installed")
+        return
+    most = {side: max(run["anonymous"] for run in found) for side, found in runs.items()}
+    print(
+        f"peft: {seconds['peft'] / seconds['ingot']:.2f} x the time of ingot, "
+        f"{most['peft'] / max(1, most['ingot']):.1f} x its anonymous memory"
+    )
+
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if given and given[0] in SIDES:
-        run(*given)
-    else:
-        main(*(kind(word) for kind, word in zip((float, int), given, strict=False)))
+    main()
