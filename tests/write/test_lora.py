@@ -367,6 +367,19 @@ def renamed(tensors: Tensors, old: str, new: str) -> Tensors:
     return {name.replace(old, new): tensor for name, tensor in tensors.items()}
 
 
+def ones(*shape: int) -> Array:
+    return np.ones(shape, "f4")
+
+
+def of_module(**parts: Array) -> Tensors:
+    return {f"lora_unet_layers_0_q_proj.{part}": tensor for part, tensor in parts.items()}
+
+
+def loha(*shapes: tuple[int, ...]) -> Tensors:
+    parts = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
+    return of_module(**{part: ones(*shape) for part, shape in zip(parts, shapes, strict=True)})
+
+
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "a module that the base lacks": (lambda: kohya("lora_unet_layers_9_q_proj"), "unused-tensors"),
     "a half of a pair": (lambda: without("lora_up.weight"), "incomplete-module"),
@@ -387,6 +400,46 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "another rank": (lambda: peft({"r": 3}), "rank-mismatch"),
     "an alpha that is text": (lambda: peft({"lora_alpha": "x"}), "invalid-adapter-config"),
     "a configuration that is a list": (lambda: (peft()[0], []), "invalid-adapter-config"),
+    "a pattern that is no expression": (lambda: peft({"rank_pattern": {"(": 2}}), "invalid-adapter-config"),
+    "patterns that are text": (lambda: peft({"alpha_pattern": "x"}), "invalid-adapter-config"),
+    "an alpha beyond floats": (lambda: peft({"lora_alpha": 10**400}), "invalid-adapter-config"),
+    "an alpha that is NaN": (lambda: peft({"lora_alpha": float("nan")}), "invalid-adapter-config"),
+    "an alpha that is true": (lambda: peft({"lora_alpha": True}), "invalid-adapter-config"),
+    "a switch that is text": (lambda: peft({"use_rslora": "false"}), "invalid-adapter-config"),
+    "DoRA without magnitudes": (lambda: peft({"use_dora": True}), "incomplete-module"),
+    "an alpha without elements": (lambda: {**kohya(), **of_module(alpha=ones(0))}, "shape-mismatch"),
+    "an alpha of NaN": (lambda: kohya(alpha=float("nan")), "unknown-alpha"),
+    "factors of integers": (
+        lambda: {**kohya(), **of_module(**{"lora_up.weight": np.ones((6, 2), "i1")})},
+        "unsupported-adapter",
+    ),
+    "complex factors": (
+        lambda: {**kohya(), **of_module(**{"lora_up.weight": np.ones((6, 2), "c8")})},
+        "unsupported-adapter",
+    ),
+    "a factor of no dimension": (
+        lambda: {**kohya(), **of_module(**{"lora_up.weight": ones()})},
+        "shape-mismatch",
+    ),
+    "LoRA and a difference": (lambda: {**kohya(), **of_module(diff=ones(6, 4))}, "ambiguous-module"),
+    "LoRA and LoKr": (
+        lambda: {**kohya(), **of_module(lokr_w1=ones(2, 2), lokr_w2=ones(3, 2))},
+        "ambiguous-module",
+    ),
+    "LoKr of no dimension": (lambda: of_module(lokr_w1=ones(2, 2), lokr_w2=ones()), "shape-mismatch"),
+    "LoHa of vectors": (lambda: loha((6,), (4,), (6,), (4,)), "shape-mismatch"),
+    "LoHa of two widths": (lambda: loha((6, 2), (2, 4), (6, 2), (2, 5)), "shape-mismatch"),
+    "LoHa that broadcasts": (lambda: loha((6, 2), (2, 4), (1, 2), (2, 4)), "shape-mismatch"),
+    "a longer bias": (lambda: of_module(diff_b=ones(7)), "shape-mismatch"),
+    "a shorter bias": (lambda: of_module(diff_b=ones(5)), "shape-mismatch"),
+    "a kernel of another order": (lambda: {"lora_unet_conv.diff": ones(4, 2, 2, 3)}, "shape-mismatch"),
+    "LoCon of another kernel": (
+        lambda: {
+            "lora_unet_conv.lora_up.weight": ones(4, 2, 1, 1),
+            "lora_unet_conv.lora_down.weight": ones(2, 2, 3, 2),
+        },
+        "shape-mismatch",
+    ),
     "two names of a module": (
         lambda: {**kohya(), **renamed(kohya(), "lora_unet_", "lora_te_")},
         "ambiguous-module",

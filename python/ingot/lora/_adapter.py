@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot import numpy as arrays
+from ingot._base.checks import FLOATS
 from ingot._base.keys import select
 from ingot._base.options import Loading
-from ingot._base.text import _escaped, _quoted, located
+from ingot._base.text import _escaped, _quoted, brief, located
 from ingot._native import Checkpoint, TensorInfo, fetch_beside, is_url
 from ingot._read.config import CONFIG_NBYTES, ConfigFile, file_beside
 from ingot._read.door import open_source
@@ -72,6 +73,12 @@ _WHOLE = {
 }
 _PAIRS = {"lokr_w1_a": "lokr_w1_b", "lokr_w2_a": "lokr_w2_b", "hada_t1": "hada_t2", "hada_t2": "hada_t1"}
 _PAIRS |= {"lokr_w1_b": "lokr_w1_a", "lokr_w2_b": "lokr_w2_a", "lokr_t2": "lokr_w2_a"}
+# The kind of each part that is not named after it. A module of one kind may have parts of no kind too.
+_KINDS: dict[str, str | None] = {
+    **dict.fromkeys(("up", "down", "mid"), "LoRA"),
+    **dict.fromkeys(("rows", "columns"), "embedding"),
+    **dict.fromkeys(("alpha", "magnitude", "up_bias", "bias_difference")),
+}
 # The part whose first dimension is the rank.
 _RANKS = ("down", "rows", "hada_w1_b", "lokr_w2_b", "lokr_w1_b")
 # Settings of PEFT under which the tensors alone do not say what the adapted model computes.
@@ -177,6 +184,9 @@ class Adapter:
                 self._keep_whole(info)
                 continue
             name, part = found[0]["module"], found[1]
+            if info.dtype not in FLOATS and part != "alpha":
+                reason = f"has the dtype {info.dtype}: expected floats"
+                raise self.unfit(reason, "unsupported-adapter", info.name, found=info.dtype)
             module = self.modules.get(name) or self._module(name)
             if part in module.parts:
                 other = module.parts[part].name
@@ -221,6 +231,10 @@ class Adapter:
         elif not parts.keys() & {"difference", "bias_difference"}:
             needed += _WHOLE["LoRA"]
         missing = next((one for one in needed if not parts.keys() & {*one}), None)
+        kinds = {_KINDS.get(part, part.partition("_")[0]) for part in parts} - {None}
+        if len(kinds) > 1:
+            reason = f"module {_quoted(module.name)} has tensors of several kinds: {', '.join(parts)}"
+            raise self.unfit(f"{reason} — keys= or drop= chooses one", "ambiguous-module", found=[*parts])
         if missing is not None:
             tensors = ", ".join(_quoted(info.name) for info in parts.values())
             reason = f"module {_quoted(module.name)} has {tensors} without {' or '.join(missing)}"
@@ -250,7 +264,7 @@ class Adapter:
         for module in self.modules.values():
             module.rank = self._rank(module)
             if "alpha" in module.parts:
-                module.alpha = float(self.numbers(module.parts["alpha"]).reshape(-1)[0])
+                module.alpha = self._alpha(module.parts["alpha"])
             settings = self.config or of_components.get(module.component or "", {})
             if settings:
                 self._configure(module, settings)
@@ -261,6 +275,15 @@ class Adapter:
             elif module.alpha is not None and module.rank:
                 module.scaling = module.alpha / module.rank
 
+    def _alpha(self, info: TensorInfo) -> float:
+        if math.prod(info.shape) != 1:
+            reason = f"has the shape {list(info.shape)}: expected one number"
+            raise self.unfit(reason, "shape-mismatch", info.name, expected=(), found=info.shape)
+        found = float(self.numbers(info).reshape(-1)[0])
+        if not math.isfinite(found):
+            raise self.unfit(f"is {found}: expected a finite number", "unknown-alpha", info.name, found=found)
+        return found
+
     @staticmethod
     def _rank(module: Module) -> int | None:
         info = next((module.parts[part] for part in _RANKS if part in module.parts), None)
@@ -268,34 +291,60 @@ class Adapter:
 
     def _configure(self, module: Module, config: Mapping[str, Any]) -> None:
         """Apply a configuration of PEFT."""
-        rank = _of_pattern(config.get("rank_pattern"), module.path, config.get("r", module.rank))
+        rank = self._of_pattern("rank_pattern", config, module.path, config.get("r", module.rank))
         default = config.get("lora_alpha", config.get("alpha", rank))
         if module.alpha is None:
-            module.alpha = _of_pattern(config.get("alpha_pattern"), module.path, default)
-        if not _is_positive(rank) or not isinstance(module.alpha, (int, float)):
+            module.alpha = self._of_pattern("alpha_pattern", config, module.path, default)
+        if not _is_positive(rank) or not _is_finite(module.alpha):
             reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
-            facts = f"found {rank!r} and {module.alpha!r}"
+            facts = f"found {brief(rank)} and {brief(module.alpha)}"
             raise self.unfit(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
         if module.rank is None and module.kind != "LoKr":
             return
         if module.rank not in (None, rank):
             reason = f"module {_quoted(module.name)} has rank {module.rank}, and {ADAPTER_CONFIG} says {rank}"
             raise self.unfit(reason, "rank-mismatch", expected=rank, found=module.rank)
-        is_stabilised = bool(config.get("use_rslora")) and module.kind not in ("LoHa", "LoKr")
+        if self._flag("use_dora", config) and module.kind in ("LoRA", "LoCon"):
+            reason = f"module {_quoted(module.name)} has no magnitudes, and {ADAPTER_CONFIG} sets use_dora"
+            raise self.unfit(f"{reason}: the file is incomplete", "incomplete-module", found=[*module.parts])
+        is_stabilised = self._flag("use_rslora", config) and module.kind not in ("LoHa", "LoKr")
         module.scaling = module.alpha / (math.sqrt(rank) if is_stabilised else rank)
-        module.fan_in_fan_out = bool(config.get("fan_in_fan_out"))
+        module.fan_in_fan_out = self._flag("fan_in_fan_out", config)
+
+    def _flag(self, name: str, config: Mapping[str, Any]) -> bool:
+        found = config.get(name)
+        if found is not None and not isinstance(found, bool):
+            reason = f"{name} in {ADAPTER_CONFIG}: expected true or false, found {brief(found)}"
+            raise self.unfit(reason, "invalid-adapter-config", found=found)
+        return bool(found)
+
+    def _of_pattern(self, name: str, config: Mapping[str, Any], path: str, default: Any) -> Any:
+        """Return the value of the first pattern that matches the end of a path, as PEFT does."""
+        patterns = config.get(name) or {}
+        if not isinstance(patterns, dict):
+            reason = f"{name} in {ADAPTER_CONFIG}: expected an object, found {brief(patterns)}"
+            raise self.unfit(reason, "invalid-adapter-config", found=patterns)
+        for pattern, value in patterns.items():
+            try:
+                matches = re.match(rf"(.*\.)?({pattern})$", path)
+            except (re.error, OverflowError, RecursionError) as fault:
+                reason = f"{name} in {ADAPTER_CONFIG}: {brief(pattern)} is not a regular expression: {fault}"
+                raise self.unfit(reason, "invalid-adapter-config", found=pattern) from fault
+            if matches:
+                return value
+        return default
 
 
 def _is_positive(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
+    return _is_finite(value) and isinstance(value, int) and value > 0
 
 
-def _of_pattern(patterns: Any, path: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of a path, as PEFT does."""
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.match(rf"(.*\.)?({pattern})$", path):
-            return value
-    return default
+def _is_finite(value: Any) -> bool:
+    """Return whether a value of JSON is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _texts(checkpoint: Checkpoint) -> dict[str, str]:

@@ -137,7 +137,7 @@ def change_of(
     """
     change: Any = _change(adapter, module, info, dtype)
     fits = prod(change.shape) == prod(info.shape) and change.shape[0] == flat_shape(info.shape)[0]
-    if not fits:
+    if not fits or not _has_kernel(module, info):
         reason = (
             f"module {_quoted(module.name)} changes a weight of {_shown(change.shape)}, "
             f"and {_quoted(info.name)} of the base has the shape {list(info.shape)}"
@@ -147,6 +147,15 @@ def change_of(
         return _decomposed(adapter, module, info, change, read, block)
     found: Change = change
     return found
+
+
+def _has_kernel(module: Module, info: TensorInfo) -> bool:
+    """Return whether the factors with a kernel have the one of the base: its elements are in this order."""
+    kernels = [module.parts[part].shape[2:] for part in _WITH_KERNEL if part in module.parts]
+    return len(info.shape) < 3 or all(prod(kernel) == 1 or kernel == info.shape[2:] for kernel in kernels)
+
+
+_WITH_KERNEL = ("down", "mid", "difference", "lokr_w2", "lokr_t2", "hada_t1", "hada_t2")
 
 
 def _shown(shape: tuple[int, int]) -> str:
@@ -160,9 +169,13 @@ def _change(adapter: Adapter, module: Module, info: TensorInfo, dtype: str) -> A
     found = {part: adapter.numbers(one) for part, one in parts.items() if part not in _OTHERS}
     to = numpy.dtype("float64" if dtype == "F64" else "float32")
     try:
+        if any(one.ndim < 2 for one in found.values()):
+            raise ValueError
         if "hada_w1_a" in found:
             first = _product(found["hada_w1_a"], found["hada_w1_b"], found.get("hada_t1"), module.scaling)
             second = _product(found["hada_w2_a"], found["hada_w2_b"], found.get("hada_t2"))
+            if first.shape != second.shape:
+                raise ValueError
             return Hadamard(_in(to, first), _in(to, second))
         if module.kind == "LoKr":
             return _kronecker(found, module.scaling, to)

@@ -381,6 +381,12 @@ def _change(adapter: Adapter, change: Any, info: TensorInfo, weight: Weight, blo
     if not isinstance(change, TensorInfo):
         return change_of(adapter, change, info, weight.dtype, weight.rows, block)
     stored = Difference(adapter, change, weight.dtype)
+    if flat_shape(change.shape) != flat_shape(info.shape):
+        reason = (
+            f"has the shape {list(change.shape)}, and {_quoted(info.name)} of the base {list(info.shape)}"
+        )
+        facts = {"expected": info.shape, "found": change.shape}
+        raise adapter.unfit(reason, "shape-mismatch", change.name, **facts)
     if change.name in {one.name for one in adapter.whole.values()}:
         return Replacement(stored, weight.rows)
     return stored
