@@ -295,7 +295,7 @@ class Adapter:
         default = config.get("lora_alpha", config.get("alpha", rank))
         if module.alpha is None:
             module.alpha = self._of_pattern("alpha_pattern", config, module.path, default)
-        if not _is_positive(rank) or not _is_finite(module.alpha):
+        if not _is_positive(rank) or module.alpha is None or not _is_finite(module.alpha):
             reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
             facts = f"found {brief(rank)} and {brief(module.alpha)}"
             raise self.unfit(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
