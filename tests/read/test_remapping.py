@@ -230,6 +230,22 @@ def test_stack_refuses_a_number_too_long_for_python(tmp_path):
     assert refused(path, stack("w", "e.{n}")) == ("rule-gap", name)
 
 
+@pytest.mark.parametrize(("groups", "size"), [(8, 1), (4, 2), (2, 4)])
+def test_groups_of_whole_bytes_of_a_packed_dtype_take_turns(tmp_path, groups, size):
+    one, other = bytes(range(8)), bytes(range(8, 16))
+    specs = {
+        name: {"dtype": "F4", "shape": [16], "data": data} for name, data in {"a": one, "b": other}.items()
+    }
+    source, result = tmp_path / "old.safetensors", tmp_path / "new.safetensors"
+    ingot.serialize_file(specs, source)
+    joined = interleave("x", ["a", "b"], groups=groups)
+    ingot.rewrite(source, result, remap=[joined])
+    turns = (data[at : at + size] for at in range(0, 8, size) for data in (one, other))
+    assert result.read_bytes().endswith(b"".join(turns))
+    ingot.rewrite(result, source, remap=[split(["a", "b"], "x", groups=groups)], overwrite=True)
+    assert source.read_bytes().endswith(one + other)
+
+
 def test_parts_for_ranks_are_not_cut_again(experts):
     rules = [
         concat("x", ["layers.0.experts.0.w", "layers.0.experts.1.w"], shard="each"),

@@ -53,8 +53,11 @@ _AMBIGUOUS = {
     "int": "int32 to torch and int64 to NumPy",
 }
 
+# Their elements are less than a byte.
+PACKED = ("F4", "F6_E2M3", "F6_E3M2")
+
 # Every code that a file may have.
-IN_FILES = (*NAMES, "F4", "F6_E2M3", "F6_E3M2")
+IN_FILES = (*NAMES, *PACKED)
 
 # Other words for a dtype, in lower case.
 _OTHERS = {F4_LOOSE: "F4", F4_PACKED: "F4", "bool_": "BOOL", "half": "F16", "double": "F64"}

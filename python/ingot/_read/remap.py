@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base import layouts as kinds
 from ingot._base.checks import FLOATS
+from ingot._base.dtypes import PACKED
 from ingot._base.keys import NamedTensors
 from ingot._base.keys import select as selected
 from ingot._base.text import _escaped, _quoted, brief
@@ -455,7 +456,7 @@ def _joined(table: _Table, rule: kinds.Join, name: str, ordered: list[str]) -> V
     boxes: list[Box] = []
     period = sum(sizes) // rule.groups
     for at, size, part in zip(accumulate(sizes, initial=0), sizes, parts, strict=False):
-        rows = Rows(size // rule.groups, at // rule.groups, period, rule.groups)
+        rows = Rows(size // rule.groups, at // rule.groups, period, rule.groups, first.dtype in PACKED)
         boxes += (new for box in part.boxes for new in rows.spread(box, dim, size))
     whole = (*first.shape[:dim], sum(sizes), *first.shape[dim + 1 :])
     return Virtual(first.dtype, whole, tuple(boxes), _parts(table, rule, name, parts, dim, sizes))
@@ -483,6 +484,13 @@ class Rows(NamedTuple):
     first: int
     period: int
     groups: int
+    # A single row may be less than a byte, so whole groups are read.
+    is_packed: bool
+
+    @property
+    def has_short_groups(self) -> bool:
+        """Return whether a box for each row of a group is less than a box for each group."""
+        return self.size < self.groups and not self.is_packed
 
     def spread(self, box: Box, dim: int, rows: int) -> Iterator[Box]:
         """Yield a box of the part, which has `rows` rows, in the joined tensor."""
@@ -491,7 +499,7 @@ class Rows(NamedTuple):
             yield box.along(dim, Side(begin + self.first, count, step, stride))
         elif self.size == 1:
             yield box.along(dim, Side(begin * self.period + self.first, count, step * self.period, stride))
-        elif self.size < self.groups and (begin, count, step) == (0, rows, 1):
+        elif self.has_short_groups and (begin, count, step) == (0, rows, 1):
             for row in range(self.size):
                 side = Side(self.first + row, self.groups, self.period, stride * self.size)
                 yield box.along(dim, side, row * stride)
@@ -504,7 +512,7 @@ class Rows(NamedTuple):
         """Yield the rows of the part in a box of the joined tensor."""
         begin, count, step, stride = box.sides[dim]
         is_whole = (begin, count, step) == (0, self.period * self.groups, 1)
-        if is_whole and self.size < self.groups:
+        if is_whole and self.has_short_groups:
             for row in range(self.size):
                 side = Side(row, self.groups, self.size, stride * self.period)
                 yield box.along(dim, side, (self.first + row) * stride)
@@ -545,7 +553,8 @@ def _cut(table: _Table, rule: kinds.Split, name: str) -> Iterator[Virtual]:
         reason = "ranks cannot slice parts that were joined with shard='each' and then cut again"
         raise table.error(rule, reason, "rule-ranks", name)
     for at, rows in zip(accumulate(sizes, initial=0), sizes, strict=False):
-        turns = Rows(rows // rule.groups, at // rule.groups, size // rule.groups, rule.groups)
+        rest = (at // rule.groups, size // rule.groups, rule.groups, one.dtype in PACKED)
+        turns = Rows(rows // rule.groups, *rest)
         boxes = tuple(new for box in one.boxes for new in turns.gather(box, dim))
         shape = (*one.shape[:dim], rows, *one.shape[dim + 1 :])
         # An empty tensor has no boxes.
