@@ -1,8 +1,9 @@
 """Saving a file to a store of S3's protocol over loopback. As a program: the table.
 
 `crates/remote/examples/sink.rs` is the store, which discards all bytes, and sends the raw rate of 16
-connections. ingot saves from memory; boto3 uploads a local file of the same size, which is in the page cache.
-Each save is a fresh process, timed after its imports; the sides take turns.
+connections. ingot saves from memory; boto3 uploads the same file from the page cache. Neither hashes the bodies for the
+signatures, as over https; both send a CRC-32. Each save is a fresh process, timed after its imports; the sides take turns.
+Before that each side saves once to a store that keeps the bytes, which are compared.
 
 Not measured: a network, and checks of the signatures, which are made all the same.
 """
@@ -11,6 +12,7 @@ import os
 import statistics
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 import fresh
@@ -23,19 +25,18 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"region": "eu-west-1", "access_key_id": "x", "secret_access_key": "x"}
 
 
-def save_by_ingot(port: str, path: str, nbytes: int) -> dict:
-    import numpy
-
+def save_by_ingot(port: str, path: str, key: str) -> dict:
     import ingot.numpy
 
-    tensors = {"a": numpy.ones(nbytes, numpy.uint8)}
+    tensors = ingot.numpy.load_file(path)
     given = {"endpoint": f"http://127.0.0.1:{port}", **KEYS}
-    return timed(lambda: ingot.numpy.save_file(tensors, "s3://bucket/key", storage_options=given))
+    return timed(lambda: ingot.numpy.save_file(tensors, f"s3://bucket/{key}", storage_options=given))
 
 
-def save_by_boto3(port: str, path: str, nbytes: int) -> dict:
+def save_by_boto3(port: str, path: str, key: str) -> dict:
     import boto3
     from boto3.s3.transfer import TransferConfig
+    from botocore.config import Config
 
     client = boto3.client(
         "s3",
@@ -43,9 +44,10 @@ def save_by_boto3(port: str, path: str, nbytes: int) -> dict:
         region_name="eu-west-1",
         aws_access_key_id="x",
         aws_secret_access_key="x",
+        config=Config(s3={"payload_signing_enabled": False}, max_pool_connections=16),
     )
     how = TransferConfig(multipart_chunksize=8 << 20, max_concurrency=16)
-    return timed(lambda: client.upload_file(path, "bucket", "key", Config=how))
+    return timed(lambda: client.upload_file(path, "bucket", key, Config=how))
 
 
 def timed(save) -> dict:
@@ -58,8 +60,26 @@ def timed(save) -> dict:
 SIDES = {"ingot": save_by_ingot, "boto3": save_by_boto3}
 
 
-def one(side: str, port: str, path: str, nbytes: str) -> dict:
-    return SIDES[side](port, path, int(nbytes))
+def one(side: str, port: str, path: str, key: str) -> dict:
+    return SIDES[side](port, path, key)
+
+
+def write_file(path: Path, nbytes: int) -> None:
+    """Write a file of random bytes, in which no part equals another."""
+    import numpy
+
+    import ingot.numpy
+
+    random = numpy.random.default_rng(0)
+    ingot.numpy.save_file({"a": random.integers(0, 256, nbytes, numpy.uint8)}, path)
+
+
+def check(side: str, port: str, path: Path) -> None:
+    """Compare the bytes that a side sends with the file."""
+    fresh.one(Path(__file__), side, port, path, "kept")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/bucket/kept") as kept:
+        if kept.read() != path.read_bytes():
+            raise SystemExit(f"{side} sent other bytes than those of the file")
 
 
 def main() -> None:
@@ -73,12 +93,15 @@ def main() -> None:
     ):
         port = store.stdout.readline().strip()
         path = folder / "file"
-        path.write_bytes(bytes(nbytes))
+        write_file(path, nbytes)
 
         def measure(side: str) -> dict:
             if side == "raw":
                 return {"seconds": float(fresh.printed(sink, "send", port, nbytes))}
-            return fresh.one(Path(__file__), side, port, path, nbytes)
+            return fresh.one(Path(__file__), side, port, path, "discarded")
+
+        for side in SIDES:
+            check(side, port, path)
 
         begun = time.time()
         found = in_turn(given.rounds, measure, ["raw", *SIDES])
