@@ -1,9 +1,10 @@
 """Saving a file to a store of S3's protocol over loopback. As a program: the table.
 
 `crates/remote/examples/sink.rs` is the store, which discards all bytes, and sends the raw rate of 16
-connections. ingot saves from memory; boto3 uploads the same file from the page cache. Neither hashes the bodies for the
-signatures, as over https; both send a CRC-32. Each save is a fresh process, timed after its imports; the sides take turns.
-Before that each side saves once to a store that keeps the bytes, which are compared.
+connections. ingot saves from memory; boto3 uploads the same file from the page cache. Neither hashes the
+bodies for the signatures, as over https; both send a CRC-32. Each save is a fresh process, timed after its
+imports; the sides take turns. Before that each side saves once to a store that keeps the bytes, which are
+compared.
 
 Not measured: a network, and checks of the signatures, which are made all the same.
 """
