@@ -190,6 +190,57 @@ def test_save_file_raises_if_another_writer_came_first(store: Store) -> None:
     assert store.data(PATH) == b"of another writer"
 
 
+@pytest.mark.parametrize(("tensors", "kind", "first"), [(SMALL, "put", 2), (LARGE, "complete", 1)])
+def test_conflict_with_another_writer_is_decided_by_the_next_request(
+    store: Store, tensors: dict[str, np.ndarray], kind: str, first: int
+) -> None:
+    store.faults = [Fault(kind, first, "conflict")]
+    save(tensors, store, overwrite=False)
+    # The other writer failed.
+    assert store.data(PATH) == ingot.numpy.save(tensors)
+    store.objects.clear()
+    store.asked.clear()
+    store.faults = [Fault(kind, first, "conflict after")]
+    save(tensors, store, overwrite=False)
+    assert store.data(PATH) == ingot.numpy.save(tensors)
+    store.objects.clear()
+    store.asked.clear()
+    store.faults = [Fault(kind, first, "conflict"), Fault(kind, first + 1, "replaced before")]
+    with pytest.raises(FileExistsError):
+        save(tensors, store, overwrite=False)
+    assert store.data(PATH) == b"of another writer"
+    assert store.uploads == {}
+
+
+def test_conflict_that_costs_the_parts_sends_them_once_more(store: Store) -> None:
+    store.faults = [Fault("complete", 1, "conflict without parts")]
+    save(LARGE, store, overwrite=False)
+    assert (store.data(PATH), store.uploads) == (ingot.numpy.save(LARGE), {})
+
+
+@pytest.mark.parametrize(("tensors", "kind"), [(SMALL, "put"), (LARGE, "complete")], ids=["small", "large"])
+def test_conflict_that_stays_advises_to_save_again(
+    store: Store, tensors: dict[str, np.ndarray], kind: str
+) -> None:
+    store.faults = [Fault(kind, {"put": 2, "complete": 1}[kind], "conflict", 99)]
+    with pytest.raises(StorageError, match=r"another writer.*: save again") as caught:
+        save(tensors, store, overwrite=False, storage_options={"retries": 0})
+    assert caught.value.code == "http-status"
+    assert (store.objects, store.uploads) == ({}, {})
+
+
+@pytest.mark.parametrize(("tensors", "kind"), [(SMALL, "put"), (LARGE, "complete")], ids=["small", "large"])
+def test_save_that_may_replace_never_raises_file_exists_error(
+    store: Store, tensors: dict[str, np.ndarray], kind: str
+) -> None:
+    store.objects[PATH] = OLD
+    store.faults = [Fault(kind, 0, "exists", 9)]
+    with pytest.raises(StorageError, match=r"412.*PreconditionFailed") as caught:
+        save(tensors, store)
+    assert caught.value.code == "http-status"
+    assert (store.objects, store.uploads) == ({PATH: OLD}, {})
+
+
 # Errors. ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +281,27 @@ def test_missing_bucket_is_file_not_found(store: Store) -> None:
     store.faults = [Fault("put", 0, "no bucket")]
     with pytest.raises(FileNotFoundError, match="NoSuchBucket"):
         save(SMALL, store)
+
+
+@pytest.mark.parametrize("tensors", [SMALL, LARGE], ids=["small", "large"])
+def test_wrong_clock_is_an_error_that_names_the_clock(store: Store, tensors: dict[str, np.ndarray]) -> None:
+    store.faults = [Fault("put", 0, "skewed"), Fault("begin", 0, "skewed")]
+    with pytest.raises(PermissionError, match=r"RequestTimeTooSkewed\): .*set the clock of this machine"):
+        save(tensors, store)
+
+
+def test_parts_that_another_process_removed_are_no_missing_file(store: Store) -> None:
+    store.watch = lambda kind: store.uploads.clear() if kind == "complete" else None
+    with pytest.raises(StorageError, match=r"NoSuchUpload.*: save again") as caught:
+        save(LARGE, store)
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_lost_answer_about_new_parts_leaves_an_upload_without_parts(store: Store) -> None:
+    store.faults = [Fault("begin", 0, "cut after")]
+    save(LARGE, store)
+    assert store.data(PATH) == ingot.numpy.save(LARGE)
+    assert [upload.parts for upload in store.uploads.values()] == [{}]
 
 
 def test_failed_save_removes_its_parts(store: Store) -> None:
@@ -297,6 +369,17 @@ def test_lost_answer_of_azure_is_success_if_the_object_is_ours(azure: Store, how
             azure.faults = [Fault(kind, 0, how)]
             save(tensors, azure, AZURE, overwrite=overwrite)
             assert azure.data(BLOB) == ingot.numpy.save(tensors), (kind, overwrite)
+
+
+@pytest.mark.parametrize(("tensors", "kind"), [(SMALL, "put"), (LARGE, "complete")], ids=["small", "large"])
+def test_leased_object_of_azure_is_a_storage_error(
+    azure: Store, tensors: dict[str, np.ndarray], kind: str
+) -> None:
+    azure.objects[BLOB] = OLD
+    azure.faults = [Fault(kind, 0, "leased", 9)]
+    with pytest.raises(StorageError, match="LeaseIdMissing"):
+        save(tensors, azure, AZURE)
+    assert azure.data(BLOB) == b"old"
 
 
 # Faults. ---------------------------------------------------------------------------------------------------

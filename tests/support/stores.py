@@ -102,6 +102,8 @@ FAULTS = (
     "failed in 200 after",
     "twice",
     "replaced before",
+    "conflict",
+    "conflict after",
 )
 
 
@@ -167,6 +169,8 @@ class Store:
             outcome = None
         elif how in FAILURES:
             outcome = FAILURES[how]
+            if how == "conflict without parts":
+                self.uploads.clear()
         else:
             if how == "replaced before":
                 path = unquote(urlsplit(request.path).path)
@@ -415,6 +419,12 @@ FAILURES = {
     "failed": failure(500, "InternalError"),
     "failed in 200": failure(200, "InternalError"),
     "no bucket": failure(404, "NoSuchBucket"),
+    # Another conditional request for the object is in progress. S3 may require new parts.
+    "conflict": failure(409, "ConditionalRequestConflict"),
+    "conflict without parts": failure(409, "ConditionalRequestConflict"),
+    "exists": failure(412, "PreconditionFailed"),
+    "leased": failure(412, "LeaseIdMissing"),
+    "skewed": failure(403, "RequestTimeTooSkewed"),
 }
 
 

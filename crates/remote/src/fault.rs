@@ -21,12 +21,35 @@ const EXPIRED: &[&str] = &[
 /// Error codes of stores for failures that may be temporary, whatever their status is.
 const TEMPORARY: &[&str] = &[
     "BadDigest",
+    CONFLICT,
     "InternalError",
     "RequestTimeout",
     "ServiceUnavailable",
     "SlowDown",
     "XAmzContentChecksumMismatch",
     "XAmzContentSHA256Mismatch",
+];
+
+/// The error code of S3 for a conditional request that meets another request for the object, which may yet fail.
+pub(crate) const CONFLICT: &str = "ConditionalRequestConflict";
+
+/// The error code of S3 for parts that were removed.
+pub(crate) const NO_PARTS: &str = "NoSuchUpload";
+
+/// Error codes of stores, and what to do.
+const HINTS: &[(&str, &str)] = &[
+    (
+        CONFLICT,
+        "another writer made or removed the object meanwhile: save again",
+    ),
+    (
+        NO_PARTS,
+        "the parts of the object were removed meanwhile: save again",
+    ),
+    (
+        "RequestTimeTooSkewed",
+        "the store accepts a difference of 15 minutes: set the clock of this machine",
+    ),
 ];
 
 /// The reason why a remote file could not be read or written. Reading returns an [`io::Error`] that contains it.
@@ -237,9 +260,7 @@ impl Fault {
 
     /// Return the error code in the explanation of a store, which may be empty.
     pub(crate) fn said_code(&self) -> &str {
-        let said = self.refusal().and_then(|refusal| refusal.said.as_deref());
-        said.and_then(|said| said.split([' ', ';']).next())
-            .unwrap_or_default()
+        self.refusal().map(Refusal::code).unwrap_or_default()
     }
 
     /// Whether the server answered that the file does not exist.
@@ -278,7 +299,7 @@ impl Fault {
             FaultKind::Slow(..) => ("timed-out", Kind::TimedOut, Cause::Other),
             FaultKind::Malformed(_) => ("malformed-response", Kind::Other, Cause::Other),
             FaultKind::Status(refusal) => match refusal.status {
-                404 | 410 => ("http-status", Kind::NotFound, Cause::Answer),
+                404 | 410 if refusal.code() != NO_PARTS => ("http-status", Kind::NotFound, Cause::Answer),
                 401 | 403 => ("http-status", Kind::PermissionDenied, Cause::Answer),
                 _ => ("http-status", Kind::Other, Cause::Answer),
             },
@@ -402,12 +423,29 @@ impl fmt::Display for FaultKind {
     }
 }
 
+impl Refusal {
+    /// Return the error code in the explanation of a store, which may be empty.
+    fn code(&self) -> &str {
+        let said = self.said.as_deref().unwrap_or_default();
+        said.split([' ', ';']).next().unwrap_or_default()
+    }
+
+    /// Return the advice for the error code, if there is one.
+    fn hint(&self) -> Option<&'static str> {
+        let found = HINTS.iter().find(|(code, _)| *code == self.code());
+        found.map(|(_, hint)| *hint)
+    }
+}
+
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Shortened here, after secrets were removed: a shortened secret would not be found.
         write!(f, "the server answered {} {:.80}", self.status, self.reason)?;
         if let Some(said) = &self.said {
             write!(f, " ({said:.300})")?;
+        }
+        if let Some(hint) = self.hint() {
+            write!(f, ": {hint}")?;
         }
         match self.wait {
             Some(wait) => write!(f, ", retry after {} s", wait.as_secs()),

@@ -2,7 +2,8 @@
 //!
 //! An object appears when it is complete, or not at all. Each attempt to write has an id, which the object carries as
 //! metadata (`ingot-save-id`). An answer may be lost, and a second request then fails because of the first: after each
-//! failure that leaves the outcome open, the object is read back and its id decides.
+//! failure that leaves the outcome open, the object is read back and its id decides. A conflict with another writer, who
+//! may yet fail, is such a failure: the request is made again.
 //!
 //! | store | one request | parts | an object that must not exist |
 //! |---|---|---|---|
@@ -20,7 +21,7 @@ use base64::engine::general_purpose::STANDARD;
 use ingot_format::{StopFlag, to_u64};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use crate::fault::{Fault, FaultKind, Result};
+use crate::fault::{CONFLICT, Fault, FaultKind, NO_PARTS, Result};
 use crate::fetch::Resource;
 use crate::http::client::Client;
 use crate::http::message::{Head, HttpRequest, parse_length};
@@ -245,6 +246,13 @@ impl Upload {
         self.tries(stop).run(begin)
     }
 
+    /// Whether the object may still be made from new parts, after completing others failed: S3 requires them after a
+    /// conflict with another writer. With `overwrite` they could replace a newer object.
+    #[must_use]
+    pub fn needs_new_parts(&self, fault: &Fault) -> bool {
+        !self.overwrite && [CONFLICT, NO_PARTS].contains(&fault.said_code())
+    }
+
     /// Return a request whose signature covers the body, unless the connection protects it.
     fn request<'r>(&self, method: &'static str, url: &'r Url, body: &'r [u8]) -> HttpRequest<'r> {
         HttpRequest {
@@ -296,7 +304,7 @@ impl Upload {
         match self.resource.exchange(&request, deadline) {
             Ok((head, _)) if self.is_made(&head, nbytes) => Ok(()),
             // Another writer had made an object before.
-            _ if is_condition(&fault) => Err(FaultKind::Exists.into()),
+            _ if !self.overwrite && is_condition(&fault) => Err(FaultKind::Exists.into()),
             _ => Err(fault),
         }
     }
@@ -435,13 +443,9 @@ fn list_of(parts: &[Part]) -> String {
     list
 }
 
-/// Whether a store refused to make an object because one exists, or because another is being made.
+/// Whether a store refused to make an object because one exists.
 fn is_condition(fault: &Fault) -> bool {
-    fault.status() == Some(412)
-        || matches!(
-            fault.said_code(),
-            "BlobAlreadyExists" | "ConditionalRequestConflict" | "PreconditionFailed"
-        )
+    fault.status() == Some(412) || matches!(fault.said_code(), "BlobAlreadyExists" | "PreconditionFailed")
 }
 
 fn is_obedient(host: &str) -> bool {

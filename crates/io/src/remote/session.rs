@@ -148,8 +148,13 @@ pub(super) fn in_session<T: Send>(
 
 /// Return the region of the bucket if a store refused a request because of its region.
 pub(super) fn region_of(error: &Error) -> Option<&str> {
+    fault_of(error)?.region()
+}
+
+/// Return the fault of a request that an error contains.
+pub(super) fn fault_of(error: &Error) -> Option<&Fault> {
     match error.failure() {
-        Failure::Open(source) | Failure::Write { source, .. } => Fault::of(source)?.region(),
+        Failure::Open(source) | Failure::Write { source, .. } => Fault::of(source),
         _ => None,
     }
 }

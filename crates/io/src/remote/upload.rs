@@ -12,7 +12,7 @@ use std::sync::Arc;
 use ingot_format::{FormatError, StopFlag, saturating_usize, to_u64};
 use ingot_remote::{Client, Fault, Location, Part, Parts, RemoteOptions, Upload, redacted};
 
-use super::session::region_of;
+use super::session::{fault_of, region_of};
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Error, Failure, Step, of_step, step, unstorable};
 use crate::pages::Pages;
@@ -102,11 +102,25 @@ fn begin(url: &str, options: &RemoteOptions, overwrite: bool, stop: StopFlag<'_>
 fn write(upload: &Upload, pieces: &Pieces<'_>, path: &Path, watch: &dyn Watch) -> Result<(), Error> {
     let plan = PartPlan::new(pieces.nbytes());
     waited(|stop| upload.check_condition(plan.count > 1, stop), path, watch)?;
-    let sink = if plan.count == 1 {
-        Sink::Whole(upload)
-    } else {
-        Sink::Parts(waited(|stop| upload.parts(stop), path, watch)?)
-    };
+    if plan.count == 1 {
+        return send_all(&Sink::Whole(upload), plan, pieces, path, watch);
+    }
+    match write_parts(upload, plan, pieces, path, watch) {
+        Err(error) if fault_of(&error).is_some_and(|fault| upload.needs_new_parts(fault)) => {
+            write_parts(upload, plan, pieces, path, watch)
+        }
+        outcome => outcome,
+    }
+}
+
+fn write_parts(
+    upload: &Upload,
+    plan: PartPlan,
+    pieces: &Pieces<'_>,
+    path: &Path,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let sink = Sink::Parts(waited(|stop| upload.parts(stop), path, watch)?);
     let sent = send_all(&sink, plan, pieces, path, watch);
     if let (Err(_), Sink::Parts(parts)) = (&sent, &sink) {
         parts.abort();
