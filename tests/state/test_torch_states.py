@@ -24,6 +24,7 @@ import ingot.numpy
 import ingot.torch
 from ingot._state.encoder import Encoder
 from ingot.torch import RNG, load_state, save_state
+from support.errors import raises
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": torch.optim.AdamW,
@@ -152,6 +153,18 @@ def test_scalers_and_loaders_come_back(path: Path) -> None:
     assert_equal(other.state_dict(), loader.state_dict())
     assert fresh.get_scale() == 128
     assert found["epochs"][0]["at"] == 7
+
+
+def test_arrays_of_numpy_come_back_beside_tensors_of_torch(path: Path) -> None:
+    model, losses = network(), np.array([0.5, 0.25, 0.125])
+    save_state({"model": model, "losses": losses, "best": [np.array(0.125)]}, path)
+    fresh = {"model": network(1), "losses": np.array([]), "best": [np.array(9.0)]}
+    found = load_state(path, into=fresh)
+    assert_equal(found["model"].state_dict(), model.state_dict())
+    np.testing.assert_array_equal(found["losses"], losses)
+    assert found["best"] == [0.125]
+    with raises(ingot.CheckpointError, "`losses`: expected a tensor, found none", code="state-missing"):
+        load_state(path, into={**fresh, "losses": torch.ones(3)})
 
 
 def test_a_module_alone_is_a_file_of_its_tensors(path: Path) -> None:

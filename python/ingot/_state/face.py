@@ -236,9 +236,10 @@ class States:
         into : object, optional
             A tree like the saved one with live objects and tensors. Modules and tensors are filled in place
             (arrays of jax are replaced, with the same sharding); ``load_state_dict`` of other objects is
-            called. Optimizers need not have made a step. Dataclasses, named tuples and enums get the classes
-            of the objects in `into`. Plain values that the file lacks are taken from `into`; tensors and live
-            objects that it lacks raise (``"state-missing"``).
+            called. Arrays of another framework come from the file. Optimizers need not have made a step.
+            Dataclasses, named tuples and enums get the classes of the objects in `into`. Plain values that
+            the file lacks are taken from `into`; tensors and live objects that it lacks raise
+            (``"state-missing"``).
         types : iterable of class, optional
             Dataclasses, named tuples, enums and tensor subclasses of the state whose objects are not in
             `into`. They are matched by ``__qualname__``. Objects without a class are returned as dicts.

@@ -7,7 +7,7 @@ from enum import Enum
 from sys import modules
 from typing import Any, NamedTuple, Protocol
 
-from ingot._base.frameworks import FRAMEWORKS
+from ingot._base.frameworks import FRAMEWORKS, owner
 from ingot._base.keys import select
 from ingot._base.options import Loading
 from ingot._base.text import _escaped
@@ -221,6 +221,9 @@ class Restoring(Decoder):
         if is_tensor(own) and module == self._planner.framework:
             self._met.add(path)
             self._planner.place(own, stored, path, self)
+        elif is_tensor(own) and module == owner(own):
+            # Like a plain value, it comes from the file.
+            self._met.add(path)
         return stored
 
     def fresh(self) -> dict[str, list[str]]:
