@@ -280,8 +280,9 @@ class _Holding(Together):
         known: dict[Part, int] = {}
         kinds = array("I")
         specs = []
+        may_be_parts = _may_be_parts([*looked.held.values()])
         for name, one in looked.held.items():
-            part, spec = _outline(name, one, self._known)
+            part, spec = _outline(name, one, self._known, may_be_parts)
             specs.append(spec)
             kinds.append(known.setdefault(part, len(known)))
         return Mine([*looked.held], specs, kinds, [*known], {})
@@ -299,7 +300,9 @@ class _Holding(Together):
         return self._holders
 
 
-def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tuple[Part, Spec]:
+def _outline(
+    name: str, value: Any, known: dict[Any, tuple[Part, Spec]], may_be_parts: bool
+) -> tuple[Part, Spec]:
     """Return the part of a tensor that this rank holds, and what the whole tensor is."""
     key: Any
     if is_dtensor(value):
@@ -309,7 +312,7 @@ def _outline(name: str, value: Any, known: dict[Any, tuple[Part, Spec]]) -> tupl
             known[key] = _of_distributed(name, value)
         return known[key]
     if isinstance(value, torch.Tensor):
-        if is_distributed(value):
+        if may_be_parts and is_distributed(value):
             return _of_distributed(name, value)
         shape = tuple(value.shape)
         key = value.dtype, shape, type(value)
@@ -547,7 +550,8 @@ def _mixed(name: str, first: int, rank: int, peers: Peers, is_buffer: bool) -> S
 
 
 def _digest_among(encoded: Encoded, names: list[str]) -> bytes:
-    return _values_digest((name, _local(encoded.tensors[name])) for name in names)
+    values = _locals([encoded.tensors[name] for name in names])
+    return _values_digest(zip(names, values, strict=True))
 
 
 def _values_digest(values: Iterable[tuple[str, Any]]) -> bytes:
