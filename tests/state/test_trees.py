@@ -613,7 +613,7 @@ def test_trees_of_many_nodes_come_back(record_property: Callable[[str, object], 
     """``INGOT_STATE_NODES=100000`` sets the number of nodes."""
     total, least = 0, int(os.environ.get("INGOT_STATE_NODES", "8000"))
 
-    @settings(max_examples=least // 25, suppress_health_check=[*HealthCheck])
+    @settings(max_examples=least // 20, suppress_health_check=[*HealthCheck])
     @given(st.lists(TREES, min_size=5, max_size=8))  # type: ignore[arg-type]
     def check(made: list[Any]) -> None:
         nonlocal total
