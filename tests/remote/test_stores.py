@@ -266,6 +266,13 @@ def test_a_version_of_an_object_is_not_written(store: Store) -> None:
     assert store.asked == []
 
 
+def test_a_folder_is_not_written(store: Store) -> None:
+    with pytest.raises(OptionError, match="found a folder: add a file name") as caught:
+        save(SMALL, store, "s3://models/run-1/")
+    assert caught.value.code == "bad-url"
+    assert store.asked == []
+
+
 @pytest.mark.parametrize("tensors", [SMALL, LARGE], ids=["small", "large"])
 def test_refused_save_raises_permission_error_without_secrets(
     store: Store, tensors: dict[str, np.ndarray]

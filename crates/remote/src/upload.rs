@@ -90,7 +90,7 @@ impl Upload {
     /// Return the upload of an object. Without `overwrite`, an object that exists stays, also if it appears meanwhile.
     ///
     /// # Errors
-    /// [`Fault`], if files of this kind are only read.
+    /// [`Fault`], if files of this kind are only read, or the URL names a folder or a version.
     pub fn new(client: &Arc<Client>, remote: &Remote, overwrite: bool) -> Result<Upload> {
         let protocol = match remote.backend {
             "s3" => Protocol::S3,
@@ -103,6 +103,11 @@ impl Upload {
         if protocol == Protocol::S3 && remote.home.query.is_some() {
             return Err(Fault::address(
                 "expected the name of an object to write, found a version of one",
+            ));
+        }
+        if remote.home.path.ends_with('/') {
+            return Err(Fault::address(
+                "expected the name of an object to write, found a folder: add a file name after the last /",
             ));
         }
         let mut id = [0; 16];
