@@ -9,13 +9,17 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# No deadline: a busy machine is not a bug. The examples are the same each time, so that results repeat.
-# `make nightly` takes new examples, and prints how to reproduce a failure.
-settings.register_profile("ingot", deadline=None, derandomize=True)
+# A busy machine is not a bug, so examples have no deadline. They are the same each time, so that results
+# repeat. `make nightly` takes new examples, and prints how to reproduce a failure.
+settings.register_profile(
+    "ingot", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 # A CI server has another default profile, which takes the same examples each time.
-settings.register_profile("nightly", deadline=None, derandomize=False, max_examples=2000, print_blob=True)
+settings.register_profile(
+    "nightly", settings.get_profile("ingot"), derandomize=False, max_examples=2000, print_blob=True
+)
 settings.load_profile("ingot")
 
 # A cloud machine that runs the tests has an identity, which the tests must not use.
