@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,28 @@ def measured(
     seconds = time.perf_counter() - begun
     end(result)
     return result, {"seconds": seconds, "peak_nbytes": resident("VmHWM") - before}
+
+
+def watched(action: Callable[[], Result]) -> tuple[Result, dict]:
+    """Return the result of `action`, its seconds, and its peak of anonymous memory beyond the memory before.
+
+    The kernel keeps no such peak, so a thread looks every 2 ms.
+    """
+    before, most, done = resident("RssAnon"), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(0.002):
+            most = max(most, resident("RssAnon"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begun = time.perf_counter()
+    result = action()
+    seconds = time.perf_counter() - begun
+    done.set()
+    watcher.join()
+    return result, {"seconds": seconds, "anonymous": max(0, most - before)}
 
 
 def resident(field: str) -> int:

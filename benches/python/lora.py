@@ -16,12 +16,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+import fresh
 import pages
 
 WIDTH = 4096
@@ -83,13 +82,6 @@ def peft_side(folder: Path, layers: int) -> Callable[[], None]:
 SIDES = {"ingot": ingot_side, "peft": peft_side}
 
 
-def memory(kind: str) -> int:
-    """Return the memory of this process in bytes: ``RssAnon``, or the peak ``VmHWM``."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields[kind].split()[0]) * 1024
-
-
 def measure(side: str, folder: Path, layers: int) -> Run:
     """Merge once in this process, which has nothing else in memory."""
     merge = SIDES[side](folder, layers)
@@ -97,21 +89,8 @@ def measure(side: str, folder: Path, layers: int) -> Run:
     pages.warm(base, 2 * base.stat().st_size)
     # The peak of the resident size contains the memory that was just touched.
     Path("/proc/self/clear_refs").write_text("5")
-    before, most, done = memory("RssAnon"), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.wait(0.002):
-            most = max(most, memory("RssAnon"))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    begin = time.perf_counter()
-    merge()
-    seconds = time.perf_counter() - begin
-    done.set()
-    watcher.join()
-    return {"seconds": seconds, "anonymous": max(0, most - before), "resident": memory("VmHWM")}
+    _, found = fresh.watched(merge)
+    return found | {"resident": fresh.resident("VmHWM")}
 
 
 def largest_error(folder: Path, layers: int, merged: Path) -> float:

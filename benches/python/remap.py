@@ -11,13 +11,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import safetensors.torch
 import torch
 
+import fresh
 import ingot
 import pages
 from ingot.remap import stack
@@ -45,9 +45,7 @@ def remapped(path: Path) -> dict[str, torch.Tensor]:
     return load_file(path, remap=[stack("layers.{i}.w", "layers.{i}.experts.{e}.w.weight")])
 
 
-def stacked(
-    path: Path, load: Callable[[Path], dict[str, torch.Tensor]] = load_file
-) -> dict[str, torch.Tensor]:
+def stacked(path: Path, load: Load = load_file) -> dict[str, torch.Tensor]:
     """Load, and stack then."""
     tensors = load(path)
     each = len(tensors) // STACKS
@@ -65,35 +63,13 @@ SIDES = {
 }
 
 
-def anonymous() -> int:
-    """Return the largest anonymous memory of this process in bytes, as far as the kernel knows."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        fields = dict(line.split(":", 1) for line in file)
-    return int(fields["RssAnon"].split()[0]) * 1024
-
-
 def measure(side: str, path: Path) -> dict[str, float]:
     """Load once in this process, which has nothing else in memory."""
-    import threading
-
     torch.zeros(1)
     pages.warm(path, 2 * path.stat().st_size)
-    before, most, done = anonymous(), 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.wait(0.002):
-            most = max(most, anonymous())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    begin = time.perf_counter()
-    found = SIDES[side](path)
-    seconds = time.perf_counter() - begin
-    done.set()
-    watcher.join()
-    nbytes = sum(tensor.nbytes for tensor in found.values())
-    return {"seconds": seconds, "beside": max(0, most - before - nbytes)}
+    loaded, found = fresh.watched(lambda: SIDES[side](path))
+    nbytes = sum(tensor.nbytes for tensor in loaded.values())
+    return {"seconds": found["seconds"], "beside": max(0, found["anonymous"] - nbytes)}
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ _AMBIGUOUS = {
     "int": "int32 to torch and int64 to NumPy",
 }
 
-# Their elements are less than a byte.
+# The codes of elements that are smaller than a byte.
 PACKED = ("F4", "F6_E2M3", "F6_E3M2")
 
 # Every code that a file may have.

@@ -9,7 +9,7 @@ use super::codes::{length, place, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{FLOATS, Model, names};
-use super::order::GroupIndex;
+use super::order::Groups;
 use super::part::{Part, Reads};
 use crate::error::Error;
 
@@ -74,7 +74,7 @@ impl Decode for Awq {
 
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let (outputs, inputs) = (&tile.rows, &tile.columns);
-        let (needed, groups) = GroupIndex::needed(None, inputs, self.group_size, reads)?;
+        let (needed, groups) = Groups::needed(None, inputs, self.group_size, reads)?;
         let span = outputs.start / 8..outputs.end.div_ceil(8);
         let words = reads.words(&self.weight, inputs.clone(), span.clone())?;
         let zeros = reads.words(&self.zeros, needed.clone(), span.clone())?;

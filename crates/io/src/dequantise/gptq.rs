@@ -9,7 +9,7 @@ use super::codes::{Packing, bytes_of, length, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{FLOATS, Model, names};
-use super::order::GroupIndex;
+use super::order::{GroupIndex, Groups};
 use super::part::{Part, Reads};
 use crate::error::Error;
 
@@ -135,7 +135,7 @@ impl Decode for Gptq {
 
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let (outputs, inputs) = (&tile.rows, &tile.columns);
-        let (needed, groups) = GroupIndex::needed(self.order.as_ref(), inputs, self.group_size, reads)?;
+        let (needed, groups) = Groups::needed(self.order.as_ref(), inputs, self.group_size, reads)?;
         let scales = reads.floats(&self.scales, needed.clone(), outputs.clone())?;
         let zeros = self.zero_points(tile, needed.clone(), reads)?;
         let (scales, zeros) = (

@@ -24,23 +24,6 @@ impl GroupIndex {
         Ok(GroupIndex { part, groups })
     }
 
-    /// Return the groups that columns need: as the index says, or else `size` columns each.
-    pub(super) fn needed(
-        index: Option<&GroupIndex>,
-        columns: &Range<u64>,
-        size: u64,
-        reads: Reads<'_>,
-    ) -> Result<(Range<u64>, Groups), Error> {
-        if let Some(index) = index
-            && let Some(order) = index.of(columns, reads)?
-        {
-            return Ok(Groups::of(order));
-        }
-        let needed = columns.start / size..columns.end.div_ceil(size);
-        let runs = groups(columns, size).map(|(group, run)| (place(group, needed.start), run));
-        Ok((needed.clone(), Groups::Runs(runs.collect())))
-    }
-
     /// Return the group of each of these columns. `None` if a number is negative: the groups of a module that was not
     /// quantised in this order were never set.
     fn of(&self, columns: &Range<u64>, reads: Reads<'_>) -> Result<Option<Vec<usize>>, Error> {
@@ -89,6 +72,23 @@ pub(super) enum Groups {
 impl Groups {
     /// Shorter runs cost more than a look-up for each column.
     const SHORTEST: usize = 16;
+
+    /// Return the groups that columns need: as the index says, or else `size` columns each.
+    pub(super) fn needed(
+        index: Option<&GroupIndex>,
+        columns: &Range<u64>,
+        size: u64,
+        reads: Reads<'_>,
+    ) -> Result<(Range<u64>, Groups), Error> {
+        if let Some(index) = index
+            && let Some(order) = index.of(columns, reads)?
+        {
+            return Ok(Groups::of(order));
+        }
+        let needed = columns.start / size..columns.end.div_ceil(size);
+        let runs = groups(columns, size).map(|(group, run)| (place(group, needed.start), run));
+        Ok((needed.clone(), Groups::Runs(runs.collect())))
+    }
 
     /// Return the groups between the lowest and the highest of `order`, and where its columns have them.
     fn of(mut order: Vec<usize>) -> (Range<u64>, Groups) {

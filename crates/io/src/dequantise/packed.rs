@@ -12,7 +12,7 @@ use super::codes::{Packing, bytes_of, length, transposed};
 use super::group::Group;
 use super::matrix::{Decode, Tile};
 use super::model::{Model, names};
-use super::order::GroupIndex;
+use super::order::{GroupIndex, Groups};
 use super::part::{Part, Reads};
 use crate::error::Error;
 
@@ -173,7 +173,7 @@ impl Packed {
 impl Decode for Packed {
     fn decode(&self, tile: &Tile, reads: Reads<'_>, values: &mut [f32]) -> Result<(), Error> {
         let columns = &tile.columns;
-        let (needed, groups) = GroupIndex::needed(self.order.as_ref(), columns, self.group_size, reads)?;
+        let (needed, groups) = Groups::needed(self.order.as_ref(), columns, self.group_size, reads)?;
         let scales = self.scales(tile, &needed, reads)?;
         let zeros = self.zero_points(tile, &needed, reads)?;
         let span = self.packing.span(columns, self.columns);
