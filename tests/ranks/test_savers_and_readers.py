@@ -205,11 +205,14 @@ def saves(folder, seed, shared, savers, rank=0, ranks=1, store=""):
     mesh = None
     if ranks > 1:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # torch may wait without a limit for a rank that is killed while the ranks meet: the alarm ends it.
+        signal.alarm(SECONDS // 3)
         try:
             mesh = init_group(store, rank, ranks)
         except (RuntimeError, dist.DistError):
             # A rank was killed before the ranks met.
             os._exit(0)
+        signal.alarm(0)
     # All ranks make the same choices.
     chance = random.Random(seed)
     for _ in range(STEPS_OF_AN_ACTOR):
