@@ -30,11 +30,11 @@ def updated(*, room: bool, durable: bool):
         # Two processes may edit one file in turn (builds.py), and no edit may find its own value there.
         steps = (f"{os.getpid()}.{number}" for number in itertools.count())
         # One edit before the clock starts, which uses the reserved space or adds some.
-        ingot.update_metadata(path, set={"step": "-"}, atomic=True, durable=True)
+        ingot.update_metadata(path, {"step": "-"}, atomic=True, durable=True)
         expected = "in-place" if room else "rewritten"
 
         def ours() -> None:
-            done = ingot.update_metadata(path, set={"step": next(steps)}, atomic=not room, durable=durable)
+            done = ingot.update_metadata(path, {"step": next(steps)}, atomic=not room, durable=durable)
             assert done == expected, f"expected {expected}, it was {done}"
 
         def theirs() -> None:

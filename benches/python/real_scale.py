@@ -30,7 +30,7 @@ def make(directory: Path) -> None:
     file = directory / "gpt2" / "model.safetensors"
     sparse_models.write_file(file, sparse_models.gpt2())
     # The first edit finds no room, and leaves some.
-    ingot.update_metadata(file, set={"note": "0" * 20})
+    ingot.update_metadata(file, {"note": "0" * 20})
     sparse_models.write_checkpoint(directory / "bloom", sparse_models.bloom())
     sparse_models.write_checkpoint(directory / "experts", sparse_models.experts())
 
@@ -95,7 +95,7 @@ def edited(model: Path) -> dict:
     import ingot
 
     file = model / "model.safetensors"
-    ingot.update_metadata(file, set={"note": str(time.time_ns())})
+    ingot.update_metadata(file, {"note": str(time.time_ns())})
     return {"metadata": len(ingot.inspect(file).metadata)}
 
 

@@ -128,7 +128,7 @@ def test_editing(tmp_path: Path) -> None:
         ingot.torch.load_file(path, return_metadata=True),
         tuple[dict[str, torch.Tensor], dict[str, str] | None],
     )
-    assert ingot.update_metadata(path, set={"a": "b"}, remove=["k"], durable=False) == "in-place"
+    assert ingot.update_metadata(path, {"a": "b", "k": None}, durable=False) == "in-place"
     ingot.replace_tensor(path, "t", numpy.zeros(3, numpy.float32), durable=False)
     ingot.rewrite(path, tmp_path / "out.bt", keys=["t"], rename={"t": "u"}, durable=False, overwrite=True)
     ingot.merge(

@@ -127,6 +127,7 @@ OTHERWISE = {
         "ingot.rewrite": "by default that of the source",
         "ingot.split": "by default that of the source",
         "ingot.torch.save_sharded": "an option, as for split",
+        "ingot.update_metadata": "the changes: None removes a key",
     },
     "name": {
         "ingot.safe_open.get": "positional, as in collections.abc.Mapping",

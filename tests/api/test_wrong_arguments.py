@@ -224,6 +224,7 @@ FITTING = [
     ("index", None),
     ("keep", 5),
     ("keep", None),
+    ("metadata", None),
     ("keep_every", 5),
     ("signal", 5),
     ("step", 5),

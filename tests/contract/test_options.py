@@ -274,7 +274,7 @@ CALLS: dict[str, Call] = {
     "ingot.serialize_file": lambda source, out, /, **options: ingot.serialize_file(BUFFERS, out, **options),
     "ingot.split": lambda source, out, /, **options: ingot.split(source, out, **options),
     "ingot.update_metadata": lambda source, out, /, **options: ingot.update_metadata(
-        source, **{"set": {"k": "v"}, **options}
+        source, **{"metadata": {"k": "v"}, **options}
     ),
     "ingot.verify": lambda source, out, /, **options: ingot.verify(source, **options),
     "ingot.warm": lambda source, out, /, **options: ingot.warm(source, **options),

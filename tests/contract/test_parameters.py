@@ -13,8 +13,7 @@ import pytest
 from ingot import typing as groups
 from support.public_api import parameters, public_api
 
-# Two more for `dequantize` and `remap`, capabilities of their own.
-MOST_NAMES = 82
+MOST_NAMES = 80
 MOST_OWN = 6
 OPTIONS = {
     option

@@ -177,7 +177,7 @@ def test_update_metadata_rejects_the_state_of_another_file(tree: Any, text: str,
     assert ingot.update_metadata("state", metadata("state")) == "unchanged"
     ingot.update_metadata("state", {"a": "b"})
     assert same(load_state("state"), tree)
-    ingot.update_metadata("state", remove=[STATE_KEY])
+    ingot.update_metadata("state", {STATE_KEY: None})
     with raises(CheckpointError, code="no-state"):
         load_state("state")
 

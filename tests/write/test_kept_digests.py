@@ -154,7 +154,7 @@ def test_verify_accepts_an_edited_file(tmp_path: Path, tensors: dict[str, torch.
     for suffix, algorithm in [("safetensors", "blake3"), ("bt", "xxh3")]:
         path = tmp_path / f"file.{suffix}"
         ingot.torch.save_file(tensors, path, checksums=algorithm)
-        ingot.update_metadata(path, set={"step": "7" * 300})
+        ingot.update_metadata(path, {"step": "7" * 300})
         assert ingot.verify(path).ok
         ingot.replace_tensor(path, "large", torch.full((900_000,), 2.5))
         report = ingot.verify(path, raises=False)

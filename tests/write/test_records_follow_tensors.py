@@ -274,7 +274,7 @@ class Sequence:
         if file.is_file:
             atomic = self.random.random() < 0.5
             pairs = {"step": str(self.random.randrange(3)) * self.random.choice([1, 1000])}
-            ingot.update_metadata(file.path, pairs, ["format"], atomic=atomic)
+            ingot.update_metadata(file.path, pairs | {"format": None}, atomic=atomic)
         return file
 
     # --- checks ---

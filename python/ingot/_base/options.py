@@ -220,7 +220,6 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
     "remap": checked_rules,
     "expected_sha256": checks.checked_sha256,
     "metadata": checks.texts,
-    "set": partial(checks.texts, option="set"),
     "others": partial(checks.texts, option="others"),
     "format": lambda format: None if format is None else checks.known_format(format),
     "framework": lambda framework: module_of(framework) and framework,

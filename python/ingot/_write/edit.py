@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from os import fsdecode
 from typing import Any, Literal, NamedTuple, Unpack
 
 from ingot import _native
-from ingot._base.checks import format_for, is_durable
+from ingot._base.checks import format_for, is_durable, texts
 from ingot._base.frameworks import payload
 from ingot._base.options import DEFAULT_LOADING, Loading, Saving, checked, takes
 from ingot._base.progress import reporting_on
@@ -31,8 +31,7 @@ from .states import Followed, follow, tensors_of
 @takes(EditOptions)
 def update_metadata(
     filename: Path,
-    set: Mapping[str, str] | None = None,
-    remove: Iterable[str] = (),
+    metadata: Mapping[str, str | None] | None,
     *,
     atomic: bool = False,
     **options: Unpack[EditOptions],
@@ -43,10 +42,8 @@ def update_metadata(
     ----------
     filename : str, bytes or os.PathLike
         The file, in either format. A symlink is followed.
-    set : dict of str to str, optional
-        Keys with their new values. Other keys keep theirs.
-    remove : iterable of str
-        Keys to remove. Missing keys are ignored. A key that is also in `set` is removed.
+    metadata : dict of str to str or None, or None
+        Keys with their new values. None removes a key, which may be missing. Other keys keep their values.
     atomic : bool
         Always write a new file and rename it over the old one. If False, the file is changed in place if the
         conditions in the notes hold.
@@ -61,17 +58,17 @@ def update_metadata(
     Raises
     ------
     TypeError
-        A key or a value is not a str. The message names the key.
+        A key is not a str, or a value neither a str nor None. The message names the key.
     OSError
         The file cannot be opened for reading and writing.
     HeaderError
         The file breaks a rule of its format.
     SafetensorError
-        ``ingot.shared`` in `set` is not a record of names that share tensors of this file (``code`` is
+        ``ingot.shared`` in `metadata` is not a record of names that share tensors of this file (``code`` is
         ``"invalid-alias"``). Nothing was touched.
     CheckpointError
-        ``ingot.state`` in `set` is no training state of tensors of this file (``"invalid-state"``), or one of
-        a later version of ingot (``"later-state"``). Nothing was touched.
+        ``ingot.state`` in `metadata` is no training state of tensors of this file (``"invalid-state"``), or
+        one of a later version of ingot (``"later-state"``). Nothing was touched.
     SaveError
         The header would be longer than 100,000,000 bytes. The file is unchanged.
     StorageError
@@ -103,40 +100,38 @@ def update_metadata(
     it.
 
     Signatures of the whole file (``c2pa:manifest``, ``c2pa:manifest.uri``, ``__signature__``, ``sigstore``)
-    are removed, since the change breaks them, unless `set` has them or nothing else changes.
+    are removed, since the change breaks them, unless `metadata` has them or nothing else changes.
 
     Concurrent changes, in any number of processes, wait for each other (``flock``), and none is lost.
 
     Examples
     --------
-    >>> ingot.update_metadata("model.safetensors", {"title": "Tiny"}, remove=["format"])
+    >>> ingot.update_metadata("model.safetensors", {"title": "Tiny", "format": None})
     'in-place'
     >>> ingot.inspect("model.safetensors").metadata
     {'title': 'Tiny'}
     """
-    given = checked(update_metadata, locals(), remove=_keys)
-    _check_state(filename, given["set"] or {})
+    given = checked(update_metadata, locals(), metadata=_changes)
+    new, gone = given["metadata"]
+    _check_state(filename, new)
     update = reported(given.get("progress", False), "Writing", filename, _native.update_metadata)
-    durable = is_durable(given.get("durable"))
-    return update(filename, given["set"] or {}, given["remove"], not atomic, durable)
+    return update(filename, new, gone, not atomic, is_durable(given.get("durable")))
 
 
-def _check_state(filename: Path, set: Mapping[str, str]) -> None:
-    """Raise if `set` has a training state that names tensors which the file lacks."""
-    if STATE_KEY in set:
+def _check_state(filename: Path, metadata: Mapping[str, str]) -> None:
+    """Raise if `metadata` has a training state that names tensors which the file lacks."""
+    if STATE_KEY in metadata:
         with closing(open_checkpoint(_native.local_path(filename), Loading("pread"))) as checkpoint:
-            tensors_of(checkpoint, set[STATE_KEY])
+            tensors_of(checkpoint, metadata[STATE_KEY])
 
 
-def _keys(remove: Any) -> list[str]:
-    # A str is an iterable of str, so its letters would be taken for names.
-    if isinstance(remove, (str, bytes)) or not hasattr(remove, "__iter__"):
-        raise TypeError(f"remove must be an iterable of str, found {type(remove).__name__}")
-    keys = [*remove]
-    wrong = [type(key).__name__ for key in keys if not isinstance(key, str)]
-    if wrong:
-        raise TypeError(f"remove must be an iterable of str, found {type(remove).__name__} of {wrong[0]}")
-    return keys
+def _changes(metadata: Any) -> tuple[dict[str, str], list[str]]:
+    """Return the pairs to set, and the keys to remove."""
+    given = dict(metadata) if hasattr(metadata, "keys") else {}
+    gone = [key for key, value in given.items() if value is None]
+    # The keys without values are checked too.
+    new = texts({**given, **dict.fromkeys(gone, "")} if given else metadata) or {}
+    return {key: new[key] for key, value in given.items() if value is not None}, gone
 
 
 @takes(EditOptions)
@@ -182,15 +177,15 @@ def replace_tensor(filename: Path, name: str, tensor: Any, **options: Unpack[Edi
     replace(filename, name, tensor, payload, how.flush)
 
 
-def update_index(path: str, set: Mapping[str, str], remove: Iterable[str]) -> None:
-    """Change the metadata of an index. The rest of it stays."""
+def update_index(path: str, metadata: Mapping[str, str | None]) -> None:
+    """Change the metadata of an index as `update_metadata` does. The rest of it stays."""
     # This refuses an index that breaks a rule.
     _native.ShardIndex.read(path)
     with locked(os.path.dirname(os.path.realpath(path))):
         with open(path, encoding="utf-8") as file:
             index = json.load(file)
-        metadata = {**(index.get("metadata") or {}), **set}
-        index["metadata"] = {key: value for key, value in metadata.items() if key not in remove}
+        pairs = {**(index.get("metadata") or {}), **metadata}
+        index["metadata"] = {key: value for key, value in pairs.items() if metadata.get(key, "") is not None}
         text = json.dumps(index, indent=2)
         _native.replace_file(path, [text.encode()], overwrite=True, durable=is_durable(None))
 

@@ -30,7 +30,7 @@ def test_save_file_replaces_again_and_again_where_two_files_have_room(small: Pat
         ingot.numpy.save_file({"t": numpy.full(40 * MIB, step, "u1")}, path)
     assert (safetensors.numpy.load_file(path)["t"] == 39).all()
     for step in range(10):
-        assert ingot.update_metadata(path, set={"step": str(step)}, atomic=True) == "rewritten"
+        assert ingot.update_metadata(path, {"step": str(step)}, atomic=True) == "rewritten"
     for step in range(10):
         ingot.numpy.save_file({"t": numpy.full(30 * MIB, step, "u1")}, path, atomic=False)
     assert (safetensors.numpy.load_file(path)["t"] == 9).all()

@@ -81,7 +81,7 @@ def writers(path: str, durable: bool) -> Writers:
 def editors(path: str, durable: bool) -> Writers:
     """Ways to change the file that is at `path`, and to make a checkpoint of it."""
     return {
-        "metadata": lambda: ingot.update_metadata(path, set={"k": "v" * 5000}, durable=durable),
+        "metadata": lambda: ingot.update_metadata(path, {"k": "v" * 5000}, durable=durable),
         "tensor": lambda: ingot.replace_tensor(path, "a", numpy.zeros(20_000), durable=durable),
         "split": lambda: ingot.split(path, "shards", 50, durable=durable, overwrite=True),
     }

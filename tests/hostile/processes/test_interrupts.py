@@ -105,7 +105,7 @@ LONG_SAVES = {
     "merge": 'ingot.merge([path, "large.safetensors"], path, overwrite=True)',
     "rewrite": 'ingot.rewrite("large.safetensors", path, overwrite=True)',
     "split": 'ingot.split("large.safetensors", "shards", "100MB")',
-    "metadata": 'ingot.update_metadata("large.safetensors", set={"k": "v"})',
+    "metadata": 'ingot.update_metadata("large.safetensors", {"k": "v"})',
     "tensor": 'ingot.replace_tensor("large.safetensors", "small", numpy.ones(5))',
     "stream": 'ingot.numpy.save_file({"a": array}, null)',
     "appender": "append()",

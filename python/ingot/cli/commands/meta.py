@@ -344,9 +344,10 @@ def _applied(
 
 
 def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
+    changes = {**new, **dict.fromkeys(removed)}
     if source.index is None:
-        return _edit.update_metadata(source.only_file(), new, removed)
-    _edit.update_index(source.index, new, removed)
+        return _edit.update_metadata(source.only_file(), changes)
+    _edit.update_index(source.index, changes)
     return "rewritten"
 
 
@@ -361,10 +362,10 @@ def _of_files(
 
     def work(path: str) -> dict[str, object]:
         files = opened(path).files
-        keys = {file: [*_all_matching(opened(file).texts(), gone)] for file in files}
+        keys = {file: dict.fromkeys(_all_matching(opened(file).texts(), gone)) for file in files}
         described = []
         for file in files:
-            outcome = "dry-run" if dry_run else _edit.update_metadata(file, new, keys[file])
+            outcome = "dry-run" if dry_run else _edit.update_metadata(file, {**new, **keys[file]})
             described.append({"file": file, "outcome": outcome})
             screen.say(f"{shown(file)}: {outcome}")
         return {"files": described, "set": sorted(new), "removed": list(gone)}

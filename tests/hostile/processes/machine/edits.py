@@ -29,7 +29,7 @@ class Edits(Folder):
         model = self.models[name]
         assert model.metadata is not None
         before = (self.folder / name).stat().st_ino
-        done = ingot.update_metadata(self.folder / name, pairs, gone, atomic=atomic)
+        done = ingot.update_metadata(self.folder / name, pairs | dict.fromkeys(gone), atomic=atomic)
         assert done != "in-place" or not atomic
         assert ((self.folder / name).stat().st_ino == before) == (done != "rewritten")
         if done == "in-place":
