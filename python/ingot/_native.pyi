@@ -56,6 +56,7 @@ __all__ = [
     "in_natural_order",
     "is_url",
     "local_path",
+    "module_tensors",
     "planned_download",
     "prepare",
     "read_url",
@@ -799,6 +800,13 @@ def stream(
     """Pass the bytes of a file to `write`, a few MiB at a time. Other arguments as for `prepare`.
 
     For `checksums` the tensors are read twice, since the digests precede them.
+    """
+
+def module_tensors(module: Any, is_ordinary: Callable[[type[Any]], bool]) -> dict[str, Any] | None:
+    """Return the parameters and persistent buffers of a module of torch, in the order of its `state_dict`.
+
+    None if a module in it has hooks of `state_dict`, an attribute in place of a method that makes it, or a
+    class for which `is_ordinary` returns False, and if names or attributes are not as torch makes them.
     """
 
 def update_metadata(

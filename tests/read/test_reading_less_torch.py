@@ -260,6 +260,24 @@ def test_load_into_leaves_a_module_that_lacks_attributes_to_torch(tmp_path: Path
         load_into(module, path)
 
 
+def test_load_into_ends_for_a_module_inside_itself(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    save_file(layer.state_dict(), tmp_path / "layer.safetensors")
+    layer.add_module("inner", layer)
+    with pytest.raises(RecursionError):
+        load_into(layer, tmp_path / "layer.safetensors")
+
+
+def test_load_into_fills_modules_deeply_inside_each_other(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 1))
+    for _ in range(150):
+        module = torch.nn.Sequential(module)
+    name = "0." * 151 + "weight"
+    save_file({name: torch.full((1, 1), 7.0)}, tmp_path / "deep.safetensors")
+    load_into(module, tmp_path / "deep.safetensors", strict=False)
+    assert module.state_dict()[name].item() == 7.0
+
+
 def test_load_into_strict_raises_before_writing(tmp_path: Path) -> None:
     path = tmp_path / "part.safetensors"
     save_file({"weight": torch.ones(2, 3), "extra": torch.ones(1)}, path)

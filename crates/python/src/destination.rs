@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::dlpack::{Shown, Take, dl_dtype};
 use crate::export::{self, Export, items};
-use crate::tensor::{Owner, logical};
+use crate::tensor::{Owner, Shape, logical};
 use crate::wrap::paused_collector;
 
 /// The destinations of one read, which are checked together. See `_native.pyi`.
@@ -88,7 +88,7 @@ const _: fn() = || {
 /// Memory of a framework as a destination.
 pub(crate) struct Destination {
     dtype: Dtype,
-    shape: Vec<u64>,
+    shape: Shape,
     /// The elements; `None` if some of them overlap, or after they became a target. The lifetime is extended: `_owner`
     /// keeps the memory, and only borrows of a `Destination` leave it.
     memory: Option<Dest<'static>>,

@@ -103,8 +103,11 @@ impl ByDlpack {
             return Ok(Vec::new());
         };
         let places = storages.iter().zip(firsts);
-        let one = |((_, tensor), (storage, first)): (&Item<'_>, _)| self.one(tensor, &storage, &first);
-        let all: Vec<Option<T>> = items.iter().zip(places).map(one).collect::<PyResult<_>>()?;
+        // Not collected: vectors of results grow step by step.
+        let mut all = Vec::with_capacity(items.len());
+        for ((_, tensor), (storage, first)) in items.iter().zip(places) {
+            all.push(self.one(tensor, &storage, &first)?);
+        }
         let is_doubtful = |taken: &Option<T>| taken.as_ref().is_some_and(|taken| is_doubtful(taken.dtype()));
         let asked = items.iter().zip(&all).filter(|(_, taken)| is_doubtful(taken));
         let asked: Vec<_> = asked.map(|((_, tensor), _)| tensor).collect();

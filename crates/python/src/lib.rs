@@ -19,6 +19,7 @@ mod hash;
 mod header;
 mod index;
 mod intake;
+mod module;
 mod object;
 mod object_fault;
 mod open;
@@ -62,6 +63,8 @@ mod _native {
     use crate::hash::{blob_digest, hash, hash_object, hashes, read_url};
     #[pymodule_export]
     use crate::header::TensorInfo;
+    #[pymodule_export]
+    use crate::module::module_tensors;
     #[pymodule_export]
     use crate::open::Checkpoint;
     #[pymodule_export]

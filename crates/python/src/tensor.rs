@@ -16,6 +16,7 @@ use pyo3::exceptions::{PyBufferError, PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PySlice};
+use smallvec::SmallVec;
 
 use crate::dlpack::{Shown, Take, dl_dtype};
 
@@ -178,7 +179,7 @@ impl Take for Imported {
         };
         Some(Imported {
             dtype,
-            shape,
+            shape: shape.into_vec(),
             held: Held::Bytes(bytes?),
             _owner: Owner::Object(owner.clone().unbind()),
         })
@@ -198,12 +199,16 @@ impl Take for Imported {
 /// The error for elements at null, or for more bytes than there are addresses.
 const NO_MEMORY: &str = "its elements have no memory";
 
+/// The number of elements along each dimension. Without memory of its own for few dimensions, since there may be many
+/// tensors.
+pub(crate) type Shape = SmallVec<[u64; 4]>;
+
 /// Return the shape in elements, and the bytes, of a tensor with `sizes` in storage units.
-pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Vec<u64>, usize)> {
+pub(crate) fn logical(dtype: Dtype, sizes: &[i64]) -> Option<(Shape, usize)> {
     let mut shape = sizes
         .iter()
         .map(|&size| u64::try_from(size).ok())
-        .collect::<Option<Vec<_>>>()?;
+        .collect::<Option<Shape>>()?;
     let lanes = u64::from(dl_dtype(dtype).lanes);
     if lanes > 1 {
         let last = shape.last_mut()?;

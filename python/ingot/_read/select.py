@@ -103,7 +103,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         mapping: Mapping[str, Any],
         names: Collection[str],
     ) -> None:
-        if [*mapping] == [*names]:
+        if not mapping or [*mapping] == [*names]:
             # So it is if all of a file are filled. Names are compared faster than they are looked up.
             return
         given: dict[str, str] = {
@@ -171,10 +171,13 @@ def wanted(
 
     Tensors with an index that files do not support are read whole.
     """
-    whole = Wanted(list(map(names.__getitem__, some)), None, selected.dtype)
+    chosen = list(some)
+    # All are in the order of `names`.
+    sources = list(map(names.__getitem__, chosen)) if len(chosen) < len(names) else list(names.values())
+    whole = Wanted(sources, None, selected.dtype)
     if selected.slices is None:
         return whole
-    indices = list(map(selected.of, some))
+    indices = list(map(selected.of, chosen))
     distinct = {id(index): index for index in indices}
     found = whole._replace(indices=indices)
     if all(map(_is_basic, distinct.values())) or is_read(checkpoint, found):

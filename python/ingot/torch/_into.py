@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
 from itertools import filterfalse
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from ingot._base.keys import shared_prefix
 from ingot._base.options import Loading
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
-from ingot._native import Checkpoint, Destinations, Gpu
+from ingot._native import Checkpoint, Destinations, Gpu, module_tensors
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Box, Joined, Part, in_elements
 from ingot._read.door import Reads
@@ -89,18 +88,14 @@ def fitting(
     `own` are the tensors of `target`, if the caller has them: a module with many takes time to list them.
     """
     own = tensors_of(target) if own is None else own
-    names = checkpoint.offset_names()
-    # There may be many tensors, so no Python code runs for each.
-    stored = dict(zip(names, names, strict=True))
     views = recorded(checkpoint.shared())
     aliases = {name: name if "shape" in place else place["of"] for name, place in views.items()}
-    stored |= aliases
-    selected = stored
+    stored = selected = dict.fromkeys([*checkpoint.offset_names(), *aliases])
     if how.keys is not None or how.drop is not None:
         chosen = Selected(how.keys, how.drop).names(checkpoint, aliases=bool(views))
         # In file order, in which names are found without a search.
-        selected = {name: source for name, source in stored.items() if name in chosen}
-    taken = {name: own[name] for name in selected if name in own}
+        selected = dict.fromkeys(filter(chosen.__contains__, stored))
+    taken = _common(selected, own)
     for name in [name for name in views if name in taken and _is_filled_with(views[name], name, taken)]:
         del taken[name]
     unexpected = [*filterfalse(own.__contains__, selected)] if len(taken) < len(selected) else []
@@ -118,6 +113,15 @@ def fitting(
     found = Fitting(taken, [*map(aliases.get, taken, taken)] if aliases else [*taken], own)
     # Tensors that the file stores under several names are mostly tied in the target too.
     return found.each_once() if aliases else found, IncompatibleKeys(missing, unexpected)
+
+
+def _common(names: Mapping[str, None], own: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors of `own` that have one of these names, in the order of `names`."""
+    try:
+        # There may be many tensors, so no Python code runs for each.
+        return dict(zip(names, map(own.__getitem__, names), strict=True))
+    except KeyError:
+        return {name: own[name] for name in names if name in own}
 
 
 def _is_filled_with(place: dict[str, Any], name: str, tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -209,11 +213,9 @@ def slot(name: str, source: str, tensor: torch.Tensor, joined: Joined | None = N
 def tensors_of(target: torch.nn.Module | Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the tensors of a dict, or those that a module's `state_dict` has, under the same names."""
     if isinstance(target, torch.nn.Module):
-        # A module that an old torch pickled may lack attributes.
-        with suppress(KeyError):
-            state = _state(target)
-            if state is not None:
-                return state
+        state = _state(target)
+        if state is not None:
+            return state
         _refuse_flat(target)
         # The tensors are not detached, since detached copies lack the attributes of a CheckpointableTensor.
         state = target.state_dict(keep_vars=True)
@@ -234,33 +236,8 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
     None if a module in it has a hook or a method that may change what `state_dict` returns. `state_dict`
     makes a view of each tensor, which takes as long as loading many small ones twice.
     """
-    found: dict[str, torch.Tensor] = {}
-    ordinary: set[type] = set()
-    left = [("", module)]
-    # Written out, with few calls: a model may have more modules than tensors.
-    while left:
-        prefix, one = left.pop()
-        if type(one) not in ordinary:
-            if not _is_ordinary(type(one)):
-                return None
-            ordinary.add(type(one))
-        own = one.__dict__
-        hooks = own["_state_dict_hooks"] or own["_state_dict_pre_hooks"]
-        if hooks or "state_dict" in own or "_save_to_state_dict" in own or "get_extra_state" in own:
-            return None
-        if tensors := own["_parameters"]:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    found[prefix + name] = tensor
-        if tensors := own["_buffers"]:
-            passing = own["_non_persistent_buffers_set"]
-            for name, tensor in tensors.items():
-                if tensor is not None and name not in passing:
-                    found[prefix + name] = tensor
-        if inner := own["_modules"]:
-            there = ((name, module) for name, module in reversed(inner.items()) if module is not None)
-            left += [(f"{prefix}{name}.", module) for name, module in there]
-    return found if set(map(type, found.values())) <= PLAIN_CLASSES else None
+    found = module_tensors(module, _is_ordinary)
+    return found if found is not None and set(map(type, found.values())) <= PLAIN_CLASSES else None
 
 
 def _is_ordinary(kind: type[torch.nn.Module]) -> bool:

@@ -47,6 +47,10 @@ impl<'p, 'd> Chunk<'p, 'd> {
 
     /// Split off the memory of its first `nbytes` bytes. Return it and the rest.
     pub(super) fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
+        // Most of many chunks are taken whole.
+        if nbytes >= self.dest.len() {
+            return (self.dest, None);
+        }
         let (first, rest) = self.dest.split_at(nbytes);
         let rest = (rest.len() > 0).then_some(Chunk { dest: rest, ..self });
         (first, rest)
@@ -78,6 +82,12 @@ fn split<'p, 'd>(
     let mut chunks = Vec::with_capacity(plan.pieces().len());
     let mut pieces = plan.pieces().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
+        // Most of many blocks have one piece.
+        if let Some(piece) = pieces.next_if(|piece| piece.block == number && piece.nbytes == dest.len()) {
+            let gap = sources[piece.file].gap_nbytes();
+            cut(piece, dest, gap, chunk_nbytes, &mut chunks);
+            continue;
+        }
         let mut rest = dest;
         let mut at = 0;
         while let Some(piece) = pieces.next_if(|piece| piece.block == number) {
