@@ -204,7 +204,7 @@ def compose_patches(
     """Write one patch for several in a row."""
 
 def version_id(checkpoint: Checkpoint) -> str:
-    """Return the id of a version: a digest of the headers."""
+    """Return the id of a version: a digest of the headers, and of the data if they lack digests."""
 
 @final
 class Patch:

@@ -117,7 +117,8 @@ class Delta(Report):
     id : str
         The id of the patch, which covers all its bytes.
     base, result : str
-        The ids of the versions before and after the patch.
+        The ids of the versions before and after the patch: digests of the headers, and of the data too if the
+        headers lack digests of some tensors.
     base_digest, result_digest : str
         The digests of the data of these versions.
     step : int or None
@@ -244,8 +245,8 @@ def apply(
         Change the files of `source`: only pages with changes are written. All tensors must keep their dtype,
         shape and position.
     verify : bool
-        Compare the digest of all data of `source` too. By default its id is compared, unless its headers lack
-        digests of some tensors.
+        Compare the digest of all data of `source` too. By default its id is compared. To find the id, the
+        data is read only if the headers lack digests of some tensors.
     **options
         How files are read and written.
 

@@ -409,3 +409,28 @@ def test_version_id_is_the_digest_of_the_header(versions: list[Path]) -> None:
     base, *_, patch, _ = versions
     checkpoint = _native.Checkpoint.open(base)
     assert _native.version_id(checkpoint) == ingot.delta.info(patch).base
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_versions_without_checksums_have_ids_of_their_data(tmp_path: Path, is_sharded: bool) -> None:
+    paths = [tmp_path / name for name in ("0.safetensors", "1.safetensors", "2.safetensors")]
+    for value, path in enumerate(paths):
+        tensors = {"a": numpy.full(1000, value, "u2"), "b": numpy.full(1000, value, "u2")}
+        ingot.numpy.save_file(tensors, path, checksums=None)
+        if is_sharded:
+            ingot.split(path, path.with_suffix(""), max_shard_size=2000)
+            paths[value] = path.with_suffix("")
+    patches = [tmp_path / "first.safetensors", tmp_path / "second.safetensors"]
+    for patch, base, new in zip(patches, paths, paths[1:], strict=False):
+        ingot.delta.diff(base, new, patch)
+    first, second = map(ingot.delta.info, patches)
+    assert len({first.base, first.result, second.result}) == 3
+    assert first.result == second.base
+    for path, version in zip(paths, (first.base, first.result, second.result), strict=True):
+        assert _native.version_id(_native.Checkpoint.open(path)) == version
+    with raises(ingot.IntegrityError, code="wrong-base") as raised:
+        ingot.delta.apply(paths[0], patches[1], in_place=True)
+    assert f"expected {first.result}, found {first.base}" in str(raised.value)
+    assert ingot.delta.apply(paths[0], patches[0], in_place=True)
+    assert not ingot.delta.apply(paths[0], patches[0], in_place=True)
+    assert content(paths[0]) == content(paths[1])

@@ -192,11 +192,11 @@ impl Patch {
     }
 }
 
-/// Return the id of a version.
+/// Return the id of a version. Without digests of all tensors in the headers, the data is read.
 #[pyfunction]
 pub(crate) fn version_id(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<String> {
     let checkpoint = checkpoint.opened(py)?;
-    Signals::detach(py, |_| -> Result<String, Error> {
-        binding::version_id(&checkpoint)
+    Signals::detach(py, |signals| -> Result<String, Error> {
+        binding::version_id(&checkpoint, &ReadOptions::new(), signals)
     })
 }

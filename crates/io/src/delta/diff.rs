@@ -8,12 +8,12 @@ use ingot_format::{DELTA_KEY, DeltaRecord, Dtype, Format, Layout, LayoutOptions,
 
 use super::changes::{Changes, Codec, Comparison, Encoded, Encoding, Part, width};
 use super::patch::values_dtype;
-use super::version::{ChunkDigests, digest, hashed, head, id};
+use super::version::{ChunkDigests, covers_data, digest, hashed, head, id};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Keep, NewHeader};
 use crate::edit::held::Guard;
 use crate::error::{Error, unstorable};
-use crate::file::Tensor;
+use crate::file::{Archive, Tensor};
 use crate::fold::fold;
 use crate::options::{ReadOptions, SaveOptions};
 use crate::payload::{Payload, Produce};
@@ -114,15 +114,16 @@ pub fn diff(
     };
     let (old_heads, new_heads) = (heads(base)?, heads(new)?);
     let files = new.all_files()?;
+    let version = |files: &[&Archive], heads: &[Vec<u8>], digest: String| {
+        let covers = covers_data(files.iter().map(|file| file.header()));
+        let id = id(heads, (!covers).then_some(&*digest));
+        Version { id, digest }
+    };
+    let old_digest = both.digest(0, &changes, &both.old, of_removed);
+    let new_digest = both.digest(1, &changes, &both.new, of_added);
     let record = DeltaRecord {
-        base: Version {
-            id: id(&old_heads),
-            digest: both.digest(0, &changes, &both.old, of_removed),
-        },
-        result: Version {
-            id: id(&new_heads),
-            digest: both.digest(1, &changes, &both.new, of_added),
-        },
+        base: version(&base.all_files()?, &old_heads, old_digest),
+        result: version(&files, &new_heads, new_digest),
         step,
         nbytes: files.iter().map(|file| file.header().file_nbytes()).collect(),
         files: match index {

@@ -14,7 +14,7 @@ use ingot_format::{Entry, Header, StopFlag, UNFINISHED_PATCH, saturating_usize, 
 
 use super::numbers::in_memory;
 use super::patch::{Change, NewFile, Patch, WINDOW_NBYTES, stored, unusable};
-use super::version::{covers_data, digest_of, head, version_id};
+use super::version::{Found, head};
 use crate::checkpoint::Checkpoint;
 use crate::disk::write_all_at;
 use crate::edit::held::Held;
@@ -175,16 +175,10 @@ fn is_base(
     options.open.backend = Backend::Pread;
     let checkpoint = Checkpoint::open(path, &options)?;
     let (base, result) = (&patch.record().base, &patch.record().result);
-    let (mut expected, mut found) = (base.id.clone(), version_id(&checkpoint)?);
-    let covers = covers_data(checkpoint.all_files()?.iter().map(|file| file.header()));
-    let (mut is_base, mut is_result) = (found == base.id, found == result.id);
-    if (is_base || is_result) && (verify || !covers) {
-        (expected, found) = (base.digest.clone(), digest_of(&checkpoint, read, watch)?);
-        is_base &= found == base.digest;
-        is_result &= found == result.digest;
-    }
-    if !is_base && !is_result {
-        return Err(PatchFault::WrongBase { expected, found }.about(Some(path)));
+    let found = Found::of(&checkpoint, verify, read, watch)?;
+    let is_result = found.is(result);
+    if !is_result && !found.is(base) {
+        return Err(found.mismatch(base).about(Some(path)));
     }
     // The tensors of two versions may be equal, and the metadata of their indices not.
     let reason = check_layout(&checkpoint, patch)?;

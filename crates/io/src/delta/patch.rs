@@ -11,7 +11,7 @@ use ingot_format::{DELTA_KEY, DeltaError, DeltaRecord, Dtype, Entry, Header, Lim
 
 use super::changes::{Codec, width};
 use super::numbers::{Bytes, Numbers, in_memory};
-use super::version::{id, is_version, version_id};
+use super::version::{Found, covers_data, id, version_id};
 use crate::checkpoint::Checkpoint;
 use crate::edit::held::Guard;
 use crate::error::{Error, Failure, PatchFault, size};
@@ -19,7 +19,7 @@ use crate::file::{Archive, Tensor};
 use crate::options::{ReadOptions, SaveOptions};
 use crate::payload::{Gather, Payload};
 use crate::save::{Pieces, save_pieces};
-use crate::watch::Watch;
+use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 
 /// Bytes of a tensor from one mark to the next: changes are found from the last mark on.
@@ -344,7 +344,7 @@ impl Patch {
     /// # Errors
     /// As [`version_id`].
     pub fn id(&self) -> Result<String, Error> {
-        version_id(&self.checkpoint)
+        version_id(&self.checkpoint, &ReadOptions::new(), &Unwatched)
     }
 
     /// Return the path of the patch.
@@ -447,7 +447,7 @@ impl Patch {
     }
 
     /// Fail if `base` is not the version that the patch is for. The ids are compared, and the digests of the data too if
-    /// `verify`, or if the files do not have digests of all tensors.
+    /// `verify`.
     ///
     /// # Errors
     /// [`Failure::Patch`]; errors of reading; [`Failure::Interrupted`].
@@ -459,16 +459,11 @@ impl Patch {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.check_proven()?;
-        if is_version(base, &self.record.base, verify, options, watch)? {
+        let found = Found::of(base, verify, options, watch)?;
+        if found.is(&self.record.base) {
             return Ok(());
         }
-        let found = version_id(base)?;
-        let (expected, found) = if found == self.record.base.id {
-            (self.record.base.digest.clone(), "other data".to_owned())
-        } else {
-            (self.record.base.id.clone(), found)
-        };
-        Err(PatchFault::WrongBase { expected, found }.about(base.path()))
+        Err(found.mismatch(&self.record.base).about(base.path()))
     }
 }
 
@@ -525,7 +520,8 @@ fn files(archive: &Archive, record: &DeltaRecord) -> Result<Vec<NewFile>, Error>
         files.push(NewFile { head, header });
     }
     let heads: Vec<Vec<u8>> = files.iter().map(|file| file.head.clone()).collect();
-    if id(&heads) != record.result.id {
+    let covers = covers_data(files.iter().map(|file| &file.header));
+    if id(&heads, (!covers).then_some(&*record.result.digest)) != record.result.id {
         let reason = "the id of the result is not the id of its headers".to_owned();
         return Err(PatchFault::Invalid(reason).about(archive.path()));
     }

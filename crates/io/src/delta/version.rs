@@ -7,7 +7,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::Checkpoint;
 use crate::digest::Algorithm;
-use crate::error::{Error, size};
+use crate::error::{Error, PatchFault, size};
 use crate::file::{Archive, Tensor, read_exactly};
 use crate::fold::{Fold, fold};
 use crate::options::ReadOptions;
@@ -88,11 +88,7 @@ pub(super) fn digest(tensors: &BTreeMap<&str, ChunkDigests>) -> String {
 }
 
 /// Return the digest of the data of a checkpoint, which is read.
-pub(super) fn digest_of(
-    checkpoint: &Checkpoint,
-    options: &ReadOptions,
-    watch: &dyn Watch,
-) -> Result<String, Error> {
+fn digest_of(checkpoint: &Checkpoint, options: &ReadOptions, watch: &dyn Watch) -> Result<String, Error> {
     let tensors = checkpoint.all()?;
     let digests = hashed(&tensors, options, watch)?;
     let named = tensors.iter().map(|tensor| tensor.entry().name).zip(digests);
@@ -107,16 +103,22 @@ pub(super) fn head(archive: &Archive) -> Result<Vec<u8>, Error> {
     Ok(head)
 }
 
-/// Return the id of the checkpoint whose files begin with these bytes.
-pub(super) fn id(heads: &[Vec<u8>]) -> String {
-    match heads {
-        [head] => Algorithm::Blake3.digest(head).to_string(),
+/// Return the id of the checkpoint whose files begin with these bytes. `digest` is the digest of the data, if the headers do
+/// not have digests of all tensors.
+pub(super) fn id(heads: &[Vec<u8>], digest: Option<&str>) -> String {
+    let of_heads = match heads {
+        [head] => Algorithm::Blake3.digest(head),
         heads => {
             let digests = heads.iter().map(|head| Algorithm::Blake3.digest(head));
             let all: Vec<u8> = digests.flat_map(|digest| digest.as_bytes().to_vec()).collect();
-            Algorithm::Blake3.digest(&all).to_string()
+            Algorithm::Blake3.digest(&all)
         }
-    }
+    };
+    let Some(digest) = digest else {
+        return of_heads.to_string();
+    };
+    let both = [of_heads.as_bytes(), digest.as_bytes()].concat();
+    Algorithm::Blake3.digest(&both).to_string()
 }
 
 /// Return whether the headers have a digest of each tensor, so that the id is an id of the data too.
@@ -127,30 +129,53 @@ pub(super) fn covers_data<'h>(mut headers: impl Iterator<Item = &'h Header>) -> 
     })
 }
 
-/// Return the id of a checkpoint. Without digests of all tensors in its headers, it is an id of its layout only.
+/// Return the id of a checkpoint. Without digests of all tensors in its headers, the data is read.
 ///
 /// # Errors
-/// As [`Checkpoint::file`].
-pub fn version_id(checkpoint: &Checkpoint) -> Result<String, Error> {
-    let files = checkpoint.all_files()?;
-    let heads = files.into_iter().map(head).collect::<Result<Vec<_>, _>>()?;
-    Ok(id(&heads))
-}
-
-/// Fail if neither the id nor, if it does not cover the data or if `verify`, the digest is of `expected`.
-pub(super) fn is_version(
+/// As [`Checkpoint::file`]; errors of reading; [`Failure::Interrupted`](crate::Failure::Interrupted).
+pub fn version_id(
     checkpoint: &Checkpoint,
-    expected: &Version,
-    verify: bool,
     options: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<bool, Error> {
-    if version_id(checkpoint)? != expected.id {
-        return Ok(false);
+) -> Result<String, Error> {
+    Ok(Found::of(checkpoint, false, options, watch)?.id)
+}
+
+/// The version of a checkpoint, to compare it with the versions in a patch.
+pub(super) struct Found {
+    pub(super) id: String,
+    /// The digest of the data, if it was read.
+    pub(super) digest: Option<String>,
+}
+
+impl Found {
+    /// Find the version of a checkpoint. Its data is read if `verify`, or if its headers lack digests of some tensors.
+    pub(super) fn of(
+        checkpoint: &Checkpoint,
+        verify: bool,
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<Found, Error> {
+        let files = checkpoint.all_files()?;
+        let covers = covers_data(files.iter().map(|file| file.header()));
+        let digest = (verify || !covers).then(|| digest_of(checkpoint, options, watch));
+        let digest = digest.transpose()?;
+        let heads = files.into_iter().map(head).collect::<Result<Vec<_>, _>>()?;
+        let id = id(&heads, digest.as_deref().filter(|_| !covers));
+        Ok(Found { id, digest })
     }
-    let files = checkpoint.all_files()?;
-    if !verify && covers_data(files.iter().map(|file| file.header())) {
-        return Ok(true);
+
+    pub(super) fn is(&self, version: &Version) -> bool {
+        let is_equal = |digest: &String| *digest == version.digest;
+        self.id == version.id && self.digest.as_ref().is_none_or(is_equal)
     }
-    Ok(digest_of(checkpoint, options, watch)? == expected.digest)
+
+    /// Return the error that this is not the version `expected`.
+    pub(super) fn mismatch(self, expected: &Version) -> PatchFault {
+        let (expected, found) = match self.digest {
+            Some(found) if self.id == expected.id => (expected.digest.clone(), found),
+            _ => (expected.id.clone(), self.id),
+        };
+        PatchFault::WrongBase { expected, found }
+    }
 }
