@@ -184,14 +184,17 @@ def diff(
     ------
     OSError, HeaderError, CheckpointError, StorageError
         As for `ingot.open` and `save_file`. A file that changes during the call is an error.
+    IntegrityError
+        Both versions have the same header with digests of all tensors, and the data of one of them is corrupt
+        (``code`` is ``"digest-mismatch"``). Nothing was written.
     TypeError, OptionError
         An argument has a wrong type or value.
 
     Notes
     -----
-    The ids of the versions are digests of their headers. If these have digests of the tensors
-    (``save_file(..., checksums="xxh3")``), `apply` finds out without reading the tensors whether a file is
-    the base. Otherwise it reads them.
+    The ids of the versions are digests of their headers if these have digests of the tensors
+    (``save_file(..., checksums="xxh3")``), so `apply` finds out without reading the tensors whether a file is
+    the base. Otherwise the ids are digests of headers and tensors, and `apply` reads both.
 
     Examples
     --------

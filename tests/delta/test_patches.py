@@ -405,6 +405,26 @@ def test_patches_of_buffers_and_open_files(versions: list[Path]) -> None:
     assert result.read_bytes() == new.read_bytes()
 
 
+@pytest.mark.parametrize("side", [0, 1])
+def test_diff_refuses_versions_with_one_header_of_which_one_is_corrupt(
+    versions: list[Path], side: int
+) -> None:
+    base = versions[0]
+    other, patch = base.with_name("other.safetensors"), base.with_name("patch.safetensors")
+    other.write_bytes(base.read_bytes())
+    assert ingot.delta.diff(base, other, patch) is None
+    patch.unlink()
+    corrupt = (base, other)[side]
+    data = bytearray(corrupt.read_bytes())
+    data[-1] ^= 1
+    corrupt.write_bytes(data)
+    with raises(ingot.IntegrityError, code="digest-mismatch") as raised:
+        ingot.delta.diff(base, other, patch)
+    assert str(corrupt) in str(raised.value)
+    assert "tensor" in str(raised.value)
+    assert not patch.exists()
+
+
 def test_version_id_is_the_digest_of_the_header(versions: list[Path]) -> None:
     base, *_, patch, _ = versions
     checkpoint = _native.Checkpoint.open(base)

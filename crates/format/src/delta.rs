@@ -20,7 +20,8 @@ pub const DELTA_VERSION: u64 = 1;
 /// A version of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Version {
-    /// The id: a digest of the headers, in hexadecimal digits.
+    /// The id: a digest of the headers, and of the data too if the headers lack digests of some tensors, in hexadecimal
+    /// digits.
     pub id: String,
     /// The digest of the data of all tensors, in hexadecimal digits.
     pub digest: String,

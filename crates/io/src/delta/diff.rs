@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use ingot_format::{DELTA_KEY, DeltaRecord, Dtype, Format, Layout, LayoutOptions, Spec, Version};
 
 use super::changes::{Changes, Codec, Comparison, Encoded, Encoding, Part, width};
-use super::patch::values_dtype;
+use super::patch::{intact, values_dtype};
 use super::version::{ChunkDigests, covers_data, digest, hashed, head, id};
 use crate::checkpoint::Checkpoint;
 use crate::digest::{Algorithm, Keep, NewHeader};
@@ -84,8 +84,9 @@ pub(super) fn write_patch(
 /// Both are read once; parts of tensors with many changes are read again when memory for the changes is full.
 ///
 /// # Errors
-/// Errors of reading; [`Failure::Changed`](crate::Failure::Changed) if a file changes meanwhile; as
-/// [`save()`](crate::save()).
+/// Errors of reading; [`Failure::Changed`](crate::Failure::Changed) if a file changes meanwhile;
+/// [`Failure::Digest`](crate::Failure::Digest) if the headers of both are equal, have digests of all tensors, and the data
+/// differs; as [`save()`](crate::save()).
 #[allow(clippy::too_many_arguments, reason = "of what, where, and how")]
 pub fn diff(
     base: &Checkpoint,
@@ -121,9 +122,16 @@ pub fn diff(
     };
     let old_digest = both.digest(0, &changes, &both.old, of_removed);
     let new_digest = both.digest(1, &changes, &both.new, of_added);
+    let old_version = version(&base.all_files()?, &old_heads, old_digest);
+    let new_version = version(&files, &new_heads, new_digest);
+    if old_version.id == new_version.id && old_version.digest != new_version.digest {
+        // The digests in the headers are equal and the data is not, so one of the two is corrupt.
+        intact(base, watch)?;
+        intact(new, watch)?;
+    }
     let record = DeltaRecord {
-        base: version(&base.all_files()?, &old_heads, old_digest),
-        result: version(&files, &new_heads, new_digest),
+        base: old_version,
+        result: new_version,
         step,
         nbytes: files.iter().map(|file| file.header().file_nbytes()).collect(),
         files: match index {

@@ -339,7 +339,8 @@ impl Patch {
         &self.record
     }
 
-    /// Return the id of the patch, a digest of its header, which has digests of all its data.
+    /// Return the id of the patch. A patch of a good writer has digests of all its data in its header, so the id is a
+    /// digest of the header.
     ///
     /// # Errors
     /// As [`version_id`].
@@ -477,10 +478,11 @@ pub(super) fn unusable(archive: &Archive, name: &str, fault: io::Error) -> Error
         .unwrap_or_else(|fault| Failure::Open(fault).about(archive.path(), Some(name)))
 }
 
-/// Compare all tensors of the patch with their digests, which it must have.
-fn intact(checkpoint: &Checkpoint, watch: &dyn Watch) -> Result<(), Error> {
-    let path = checkpoint.path();
-    for report in checkpoint.verify(None, watch)? {
+/// Compare all tensors of `checkpoint` with their digests, which it must have.
+pub(super) fn intact(checkpoint: &Checkpoint, watch: &dyn Watch) -> Result<(), Error> {
+    let reports = checkpoint.verify(None, watch)?;
+    for (file, report) in checkpoint.all_files()?.into_iter().zip(reports) {
+        let path = file.path();
         if let Some(bad) = report.bad.first() {
             let algorithm = report.algorithm.unwrap_or_default();
             let unequal = crate::digest::Unequal {

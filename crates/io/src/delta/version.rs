@@ -1,4 +1,4 @@
-//! Versions of a checkpoint: the digest of its headers, and the digest of its data.
+//! Versions of a checkpoint: the id, which depends on the headers and on the data, and the digest of the data.
 
 use std::collections::BTreeMap;
 
