@@ -268,7 +268,7 @@ def apply(
         The files cannot be changed in place (``"not-in-place"``). Nothing was written.
     StorageError
         Another patch was begun in place and not finished (``"unfinished-patch"``); the message names it. Or
-        writing failed.
+        this patch was, and a file was replaced since (``"replaced-file"``). Or writing failed.
     OptionError
         Neither `destination` nor `in_place` was passed, or both.
     OSError, HeaderError, CheckpointError, TypeError
@@ -279,8 +279,9 @@ def apply(
     In place, the patch is the redo log. The beginning of each file is replaced by a mark that names the
     patch, then the tensors are changed, and then the new header replaces the mark, with a flush after each
     step unless ``durable=False``. A process that is killed meanwhile leaves files that no reader accepts, and
-    the next call with the same patch finishes them: keep the patch until then. Calls at the same time wait
-    for each other. Programs that have mapped the file see the bytes change.
+    the next call with the same patch finishes them: keep the patch until then. That call compares all data
+    with the digest of the result before it restores the headers. Calls at the same time wait for each other.
+    Programs that have mapped the file see the bytes change.
 
     Examples
     --------

@@ -292,13 +292,17 @@ def test_apply_refuses_hostile_positions(versions: list[Path], name: str) -> Non
 def test_in_place_names_the_patch_that_was_not_finished(versions: list[Path]) -> None:
     base, new, _, patch, later = versions
     whole = base.read_bytes()
-    mark = b"\xffpatch\r\n" + ingot.delta.info(patch).id[:48].encode() + str(patch).encode() + b"\0"
-    base.write_bytes(mark[: len(whole)] + whole[len(mark) :])
+    ids = [ingot.delta.info(patch).id, ingot.delta.info(patch).base]
+    short = [bytes.fromhex(one[:32]) for one in ids]
+    (base.parent / "ids").write_bytes(short[1])
+    short.append(bytes.fromhex(ingot.hash(base.parent / "ids", "blake3")[:32]))
+    mark = b"\xffpatch\r\n" + bytes(4) + b"".join(short) + str(patch).encode() + b"\0"
+    base.write_bytes(mark + whole[len(mark) :])
     with pytest.raises(ingot.HeaderError, match="ingot delta apply --in-place"):
         ingot.open(base)
     with raises(ingot.StorageError, code="unfinished-patch") as raised:
         ingot.delta.apply(base, later, in_place=True)
-    assert str(patch)[:40] in str(raised.value)
+    assert f"{ids[0][:16]}… ({patch})" in str(raised.value)
     assert ingot.delta.apply(base, patch, in_place=True)
     assert base.read_bytes() == new.read_bytes()
 

@@ -50,7 +50,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Failure::Destination(_) => "DestinationError",
         Failure::Edit(fault) => edit_class(fault),
         Failure::Checksums(_) | Failure::NoDigest | Failure::Digest(_) => "IntegrityError",
-        Failure::Patch(PatchFault::Unfinished { .. }) => "StorageError",
+        Failure::Patch(PatchFault::Unfinished { .. } | PatchFault::Replaced { .. }) => "StorageError",
         Failure::Patch(PatchFault::NotInPlace(_)) => "SaveError",
         Failure::Patch(_) => "IntegrityError",
         Failure::Closed => "ClosedError",
@@ -112,7 +112,10 @@ fn ours(py: Python<'_>, class: &str, error: &Error) -> PyErr {
             facts.set_item("expected", unequal.expected.to_string())?;
             facts.set_item("found", unequal.found.to_string())?;
         }
-        if let Failure::Patch(PatchFault::WrongBase { expected, found }) = error.failure() {
+        if let Failure::Patch(
+            PatchFault::WrongBase { expected, found } | PatchFault::Replaced { expected, found, .. },
+        ) = error.failure()
+        {
             facts.set_item("expected", expected)?;
             facts.set_item("found", found)?;
         }

@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, SystemTime};
@@ -40,10 +40,20 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::open`].
     pub fn index_at(path: &Path) -> Result<Option<ShardIndex>, Error> {
-        match find(path, &CheckpointOptions::default())? {
-            Found::File(_) => Ok(None),
-            Found::Index(folder, name) => read_index(&folder.path(name)).map(Some),
-        }
+        let path = Checkpoint::index_path(path)?;
+        path.map(|path| read_index(&path)).transpose()
+    }
+
+    /// Return the path of the index at `path`, or of the index of the directory `path`. `None` if `path` leads to a single
+    /// file.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::open`].
+    pub(crate) fn index_path(path: &Path) -> Result<Option<PathBuf>, Error> {
+        Ok(match find(path, &CheckpointOptions::default())? {
+            Found::File(_) => None,
+            Found::Index(folder, name) => Some(folder.path(name)),
+        })
     }
 
     /// Return the headers and the index, for other processes that open the same files. `None` if they read the headers as

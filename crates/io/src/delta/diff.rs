@@ -126,8 +126,8 @@ pub fn diff(
     let new_version = version(&files, &new_heads, new_digest);
     if old_version.id == new_version.id && old_version.digest != new_version.digest {
         // The digests in the headers are equal and the data is not, so one of the two is corrupt.
-        intact(base, watch)?;
-        intact(new, watch)?;
+        intact(base.all_files()?, watch)?;
+        intact(new.all_files()?, watch)?;
     }
     let record = DeltaRecord {
         base: old_version,

@@ -8,21 +8,23 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 use std::thread::available_parallelism;
 
-use ingot_format::{Entry, Header, StopFlag, UNFINISHED_PATCH, saturating_usize, to_u64};
+use ingot_format::{Entry, Header, Quoted, StopFlag, saturating_usize, to_u64};
 
+use super::mark::{FACTS_NBYTES, Mark, base_of, short};
 use super::numbers::in_memory;
-use super::patch::{Change, NewFile, Patch, WINDOW_NBYTES, stored, unusable};
-use super::version::{Found, head};
+use super::patch::{Change, NewFile, Patch, WINDOW_NBYTES, intact, stored, unusable};
+use super::version::{DataDigests, Found, covers_data, head};
 use crate::checkpoint::Checkpoint;
 use crate::disk::write_all_at;
 use crate::edit::held::Held;
 use crate::error::{Error, PatchFault, Step, step, unopened};
-use crate::file::Archive;
-use crate::options::{Backend, CheckpointOptions, ReadOptions, SaveOptions};
+use crate::file::{Archive, LocalFile, Origin};
+use crate::options::{Backend, CheckpointOptions, OpenOptions, ReadOptions, SaveOptions};
 use crate::payload::FileRange;
-use crate::watch::Watch;
+use crate::watch::{Asked, Watch};
 use crate::workers::{Reading, share, watched};
 
 /// Pages are written as a whole by every system.
@@ -30,12 +32,6 @@ const PAGE: u64 = 4096;
 
 /// Bytes that one thread changes before it takes the next task.
 const TASK_NBYTES: u64 = 4 << 20;
-
-/// The most bytes of a mark: a sector, which disks write as a whole.
-const MARK_NBYTES: usize = 512;
-
-/// Digits of the id of the patch in a mark.
-const ID_DIGITS: usize = 48;
 
 /// Apply `patch` to the file at `path`, or to the shards of the index or directory at `path`. Return false if the files
 /// were the result already.
@@ -63,39 +59,219 @@ pub fn apply_in_place(
     }
     let held = paths.iter().map(|path| Held::open(path, watch));
     let held = held.collect::<Result<Vec<_>, _>>()?;
-    let id = patch.id()?;
-    let mut is_begun = false;
-    for (path, held) in paths.iter().zip(&held) {
+    let id = short(&patch.id()?);
+    let (mut targets, mut marks) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()));
+    for ((path, held), new) in paths.iter().zip(&held).zip(&patch.files) {
+        let file = held.file();
         if held.is_shared {
             let reason = "it has other names, such as hard links or a blob of a cache";
             return Err(PatchFault::NotInPlace(reason).about(Some(path)));
         }
-        is_begun |= is_marked(path, held.file(), &id)?;
+        marks.push(Mark::of(path, file, id)?);
+        targets.push(Target { path, file, new });
     }
-    if !is_begun && !is_base(path, patch, verify, read, watch)? {
+    let found = if marks.iter().any(Option::is_some) {
+        Some(resumed(path, patch, &targets, &marks, read, watch)?)
+    } else {
+        begun(path, patch, &targets, id, verify, read, watch)?
+    };
+    let Some(begun) = found else {
         return Ok(false);
+    };
+    let mut mark_nbytes = 0;
+    for (target, mark) in &begun {
+        let mark = mark.render(patch.path());
+        target.mark(&mark, options, watch)?;
+        mark_nbytes = mark.len();
     }
-    let mut files = Vec::with_capacity(paths.len());
-    for ((path, held), new) in paths.iter().zip(&held).zip(&patch.files) {
-        let target = Target {
-            path,
-            file: held.file(),
-            new,
-        };
-        target.check()?;
-        files.push(target);
+    let files = || begun.iter().map(|(target, _)| *target);
+    change(files(), patch, read, watch)?;
+    files().try_for_each(|file| file.flush(options, watch))?;
+    if marks.iter().any(Option::is_some) {
+        check_result(path, &targets, patch, read, watch)?;
     }
-    let mark = mark(&id, patch.path());
-    files
-        .iter()
-        .try_for_each(|file| file.mark(&mark, options, watch))?;
-    change(&files, patch, read, watch)?;
-    files.iter().try_for_each(|file| file.flush(options, watch))?;
-    files
-        .iter()
-        .try_for_each(|file| file.finish(mark.len(), options, watch))?;
+    files().try_for_each(|file| file.finish(mark_nbytes, options, watch))?;
     held.into_iter().for_each(Held::release);
     Ok(true)
+}
+
+/// A file that is changed, and what its mark records.
+type Begun<'t> = (&'t Target<'t>, Mark);
+
+/// Return the marks of all files, which have none; `None` if they are the result already.
+///
+/// # Errors
+/// They are another version, or the result has another layout.
+fn begun<'t>(
+    path: &Path,
+    patch: &Patch,
+    targets: &'t [Target<'t>],
+    id: u128,
+    verify: bool,
+    read: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Option<Vec<Begun<'t>>>, Error> {
+    let Some(files) = files_of_base(path, patch, verify, read, watch)? else {
+        return Ok(None);
+    };
+    for target in targets {
+        if target.nbytes()? != target.new.header.file_nbytes() {
+            let reason = "the file has another size than the result";
+            return Err(PatchFault::NotInPlace(reason).about(Some(target.path)));
+        }
+    }
+    let files: Vec<u128> = files.iter().map(|id| short(id)).collect();
+    Ok(Some(of_all(targets, id, &files)))
+}
+
+/// Return the mark of each file. `files` are their short ids.
+fn of_all<'t>(targets: &'t [Target<'t>], patch: u128, files: &[u128]) -> Vec<Begun<'t>> {
+    let base = base_of(files);
+    let marks = (0..).zip(files).map(|(number, &file)| Mark {
+        number,
+        patch,
+        file,
+        base,
+    });
+    targets.iter().zip(marks).collect()
+}
+
+/// Return the files that are not finished, some of which have marks.
+///
+/// # Errors
+/// [`PatchFault::Replaced`] if a file is not the file of the base or of the result that it should be; nothing is changed
+/// then.
+fn resumed<'t>(
+    path: &Path,
+    patch: &Patch,
+    targets: &'t [Target<'t>],
+    marks: &[Option<Mark>],
+    read: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<Vec<Begun<'t>>, Error> {
+    check_index(path, patch)?;
+    let Some(first) = marks.iter().flatten().next() else {
+        return Ok(Vec::new());
+    };
+    let (mut files, mut others) = (Vec::with_capacity(targets.len()), Vec::new());
+    for ((target, mark), number) in targets.iter().zip(marks).zip(0..) {
+        target.check_size()?;
+        if let Some(mark) = mark {
+            let [expected, found] = [Mark { number, ..*first }, *mark].map(|mark| mark.origin());
+            if expected != found {
+                return Err(replaced(expected, found).about(Some(target.path)));
+            }
+            files.push(mark.file);
+            continue;
+        }
+        let archive = target.archive()?;
+        check_entries(&archive, &target.new.header)?;
+        files.push(short(&Found::of(&[&archive], false, read, &Asked(watch))?.id));
+        // Files are finished in their order.
+        let is_late = marks.iter().zip(0..number).any(|(mark, _)| mark.is_some());
+        if is_late || head(&archive)? != target.new.head {
+            others.push(target);
+        }
+    }
+    // A file without a mark is not begun if it is the base's, and finished if it is the result's.
+    if base_of(&files) == first.base {
+        return Ok(of_all(targets, first.patch, &files));
+    }
+    if others.is_empty() {
+        let marked = targets.iter().zip(marks);
+        return Ok(marked
+            .filter_map(|(target, mark)| Some((target, (*mark)?)))
+            .collect());
+    }
+    let [expected, found] = [first.base, base_of(&files)].map(|base| format!("the version {base:032x}"));
+    if let [target] = others[..] {
+        return Err(replaced(expected, found).about(Some(target.path)));
+    }
+    let fault = PatchFault::Replaced {
+        files: others.into_iter().map(Target::name).collect(),
+        expected,
+        found,
+    };
+    Err(fault.about(Some(path)))
+}
+
+fn replaced(expected: String, found: String) -> PatchFault {
+    PatchFault::Replaced {
+        files: Vec::new(),
+        expected,
+        found,
+    }
+}
+
+/// Fail if the index is not the one of the base and of the result.
+fn check_index(path: &Path, patch: &Patch) -> Result<(), Error> {
+    let Some(expected) = patch.index() else {
+        return Ok(());
+    };
+    let found = Checkpoint::index_path(path)?;
+    let path = found.as_deref().unwrap_or(path);
+    if std::fs::read(path).map_err(unopened(path))? == expected {
+        return Ok(());
+    }
+    let [expected, found] = ["the index of the base", "another index"].map(str::to_owned);
+    Err(replaced(expected, found).about(Some(path)))
+}
+
+/// Fail if a file has other tensors than the file of the result, or other positions.
+fn check_entries(archive: &Archive, new: &Header) -> Result<(), Error> {
+    if is_alike(archive.header(), new) {
+        return Ok(());
+    }
+    let entries = |header: &'_ Header| -> Vec<String> {
+        let entries = header.entries().map(|entry| {
+            let Entry {
+                name,
+                dtype,
+                shape,
+                begin,
+                ..
+            } = entry;
+            let name = Quoted(name);
+            format!("the tensor {name} of {dtype} {shape:?} at byte {begin} of the data")
+        });
+        entries
+            .chain([format!("a header of {} bytes", header.data_start())])
+            .collect()
+    };
+    let mut pairs = entries(new).into_iter().zip(entries(archive.header()));
+    let (expected, found) = pairs
+        .find(|(expected, found)| expected != found)
+        .unwrap_or_default();
+    Err(replaced(expected, found).about(archive.path()))
+}
+
+/// Compare the data of all files with the digest of the result, before the headers are restored.
+fn check_result(
+    path: &Path,
+    targets: &[Target<'_>],
+    patch: &Patch,
+    read: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let archives = targets.iter().map(Target::of_result);
+    let archives = archives.collect::<Result<Vec<_>, _>>()?;
+    let files: Vec<&Archive> = archives.iter().collect();
+    let found = DataDigests::of(&files, read, &Asked(watch))?.all;
+    let expected = &patch.record().result.digest;
+    if found == *expected {
+        return Ok(());
+    }
+    // Digests in the headers show which file differs.
+    if covers_data(files.iter().map(|file| file.header())) {
+        intact(files, &Asked(watch))?;
+    }
+    let several: Vec<String> = targets.iter().map(Target::name).collect();
+    let fault = PatchFault::Replaced {
+        files: if several.len() == 1 { Vec::new() } else { several },
+        expected: format!("the data {expected}"),
+        found: format!("the data {found}"),
+    };
+    Err(fault.about(Some(path)))
 }
 
 /// Return the paths of the files.
@@ -111,80 +287,38 @@ fn paths(path: &Path, patch: &Patch) -> Result<Vec<PathBuf>, Error> {
         let mut parts = Path::new(name).components();
         let is_name = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
         if !is_name || name.contains(['/', '\\', ':', '\0']) {
-            return Err(patch.invalid(format!(
-                "a file of the result has the name {}",
-                ingot_format::Quoted(name)
-            )));
+            return Err(patch.invalid(format!("a file of the result has the name {}", Quoted(name))));
         }
         paths.push(folder.join(name));
     }
     Ok(paths)
 }
 
-/// Return the mark for the patch with this id.
-fn mark(id: &str, path: Option<&Path>) -> Vec<u8> {
-    let mut mark = UNFINISHED_PATCH.to_vec();
-    mark.extend_from_slice(&id.as_bytes()[..ID_DIGITS]);
-    // For the error only.
-    if let Some(path) = path {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        mark.extend_from_slice(path.to_string_lossy().as_bytes());
-    }
-    mark.push(0);
-    mark.truncate(MARK_NBYTES);
-    mark
-}
-
-/// Return whether the file has the mark of the patch with this id.
-///
-/// # Errors
-/// It has the mark of another patch.
-fn is_marked(path: &Path, file: &File, id: &str) -> Result<bool, Error> {
-    let nbytes = file.metadata().map_err(unopened(path))?.len();
-    let mut start = vec![0; MARK_NBYTES.min(saturating_usize(nbytes))];
-    FileRange::new(file, 0, to_u64(start.len()))
-        .read(0, &mut start)
-        .map_err(unopened(path))?;
-    let Some(mark) = start.strip_prefix(UNFINISHED_PATCH) else {
-        return Ok(false);
-    };
-    let (digits, rest) = mark.split_at(ID_DIGITS.min(mark.len()));
-    if id.as_bytes().starts_with(digits) && digits.len() == ID_DIGITS {
-        return Ok(true);
-    }
-    let path_of_patch = rest.split(|byte| *byte == 0).next().unwrap_or_default();
-    let unfinished = PatchFault::Unfinished {
-        patch: String::from_utf8_lossy(&digits[..16.min(digits.len())]).into_owned(),
-        path: String::from_utf8_lossy(path_of_patch).into_owned(),
-    };
-    Err(unfinished.about(Some(path)))
-}
-
-/// Return whether the files are the base of the patch, false if they are its result.
+/// Return the ids of the files if they are the base of the patch, `None` if they are its result.
 ///
 /// # Errors
 /// They are another version, or the result has another layout.
-fn is_base(
+fn files_of_base(
     path: &Path,
     patch: &Patch,
     verify: bool,
     read: &ReadOptions,
     watch: &dyn Watch,
-) -> Result<bool, Error> {
+) -> Result<Option<Vec<String>>, Error> {
     let mut options = CheckpointOptions::new();
     options.open.backend = Backend::Pread;
     let checkpoint = Checkpoint::open(path, &options)?;
     let (base, result) = (&patch.record().base, &patch.record().result);
-    let found = Found::of(&checkpoint, verify, read, watch)?;
+    let found = Found::of(&checkpoint.all_files()?, verify, read, watch)?;
     let is_result = found.is(result);
     if !is_result && !found.is(base) {
         return Err(found.mismatch(base).about(Some(path)));
     }
     // The tensors of two versions may be equal, and the metadata of their indices not.
-    let reason = check_layout(&checkpoint, patch)?;
-    reason.map_or(Ok(!is_result), |reason| {
-        Err(PatchFault::NotInPlace(reason).about(Some(path)))
-    })
+    if let Some(reason) = check_layout(&checkpoint, patch)? {
+        return Err(PatchFault::NotInPlace(reason).about(Some(path)));
+    }
+    Ok((!is_result).then_some(found.files))
 }
 
 /// Return why the files of the result do not have the layout of the files of `checkpoint`.
@@ -216,7 +350,7 @@ fn check_layout(checkpoint: &Checkpoint, patch: &Patch) -> Result<Option<&'stati
                 "tensors of the result have other positions, or its header has another size",
             ));
         }
-        if new.head.len() < UNFINISHED_PATCH.len() + ID_DIGITS + 1 || head(file)?.len() != new.head.len() {
+        if new.head.len() < FACTS_NBYTES || head(file)?.len() != new.head.len() {
             return Ok(Some("its header is too short"));
         }
     }
@@ -240,14 +374,49 @@ struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Fail if the file has another size than the result.
-    fn check(&self) -> Result<(), Error> {
-        let nbytes = self.file.metadata().map_err(unopened(self.path))?.len();
-        if nbytes == self.new.header.file_nbytes() {
+    fn nbytes(&self) -> Result<u64, Error> {
+        Ok(self.file.metadata().map_err(unopened(self.path))?.len())
+    }
+
+    fn name(&self) -> String {
+        self.path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    /// Fail if the file, which was begun, has another size than the result.
+    fn check_size(&self) -> Result<(), Error> {
+        let sizes = [self.new.header.file_nbytes(), self.nbytes()?];
+        if sizes[0] == sizes[1] {
             return Ok(());
         }
-        let reason = "the file has another size than the result";
-        Err(PatchFault::NotInPlace(reason).about(Some(self.path)))
+        let [expected, found] = sizes.map(|nbytes| format!("{nbytes} bytes"));
+        Err(replaced(expected, found).about(Some(self.path)))
+    }
+
+    fn origin(&self) -> Result<Origin, Error> {
+        let file = self.file.try_clone().and_then(LocalFile::of);
+        Ok(Origin::Local(Arc::new(file.map_err(unopened(self.path))?)))
+    }
+
+    /// Return the file, which has no mark.
+    fn archive(&self) -> Result<Archive, Error> {
+        let options = OpenOptions {
+            backend: Backend::Pread,
+            ..OpenOptions::default()
+        };
+        Archive::of(self.origin()?, Some(self.path), &options, None)
+    }
+
+    /// Return the file under the header of the result.
+    fn of_result(&self) -> Result<Archive, Error> {
+        Ok(Archive::of_header(
+            self.origin()?,
+            Some(self.path),
+            self.new.header.clone(),
+        ))
     }
 
     /// Make the header unreadable.
@@ -293,9 +462,14 @@ struct Task<'a> {
     bytes: Range<u64>,
 }
 
-fn change(files: &[Target<'_>], patch: &Patch, read: &ReadOptions, watch: &dyn Watch) -> Result<(), Error> {
+fn change<'t>(
+    files: impl Iterator<Item = &'t Target<'t>>,
+    patch: &'t Patch,
+    read: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
     let archive = patch.archive()?;
-    let whole = files.iter().flat_map(|target| {
+    let whole = files.flat_map(|target| {
         target.new.header.entries().filter_map(move |entry| {
             Some(Task {
                 target,

@@ -33,6 +33,7 @@ mod changes;
 mod compose;
 mod diff;
 mod in_place;
+mod mark;
 mod numbers;
 mod patch;
 mod version;

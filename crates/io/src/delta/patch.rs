@@ -19,6 +19,7 @@ use crate::file::{Archive, Tensor};
 use crate::options::{ReadOptions, SaveOptions};
 use crate::payload::{Gather, Payload};
 use crate::save::{Pieces, save_pieces};
+use crate::verify::verify_files;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 
@@ -284,7 +285,7 @@ impl Patch {
             fault => invalid(&fault.to_string()),
         })?;
         if prove {
-            intact(&checkpoint, watch)?;
+            intact(vec![archive], watch)?;
         }
         let files = files(archive, &record)?;
         let index = match &record.index {
@@ -460,7 +461,7 @@ impl Patch {
         watch: &dyn Watch,
     ) -> Result<(), Error> {
         self.check_proven()?;
-        let found = Found::of(base, verify, options, watch)?;
+        let found = Found::of(&base.all_files()?, verify, options, watch)?;
         if found.is(&self.record.base) {
             return Ok(());
         }
@@ -478,10 +479,10 @@ pub(super) fn unusable(archive: &Archive, name: &str, fault: io::Error) -> Error
         .unwrap_or_else(|fault| Failure::Open(fault).about(archive.path(), Some(name)))
 }
 
-/// Compare all tensors of `checkpoint` with their digests, which it must have.
-pub(super) fn intact(checkpoint: &Checkpoint, watch: &dyn Watch) -> Result<(), Error> {
-    let reports = checkpoint.verify(None, watch)?;
-    for (file, report) in checkpoint.all_files()?.into_iter().zip(reports) {
+/// Compare all tensors of `files` with their digests, which they must have.
+pub(super) fn intact(files: Vec<&Archive>, watch: &dyn Watch) -> Result<(), Error> {
+    let reports = verify_files(files.clone(), None, watch)?;
+    for (file, report) in files.into_iter().zip(reports) {
         let path = file.path();
         if let Some(bad) = report.bad.first() {
             let algorithm = report.algorithm.unwrap_or_default();

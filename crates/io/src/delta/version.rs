@@ -87,12 +87,31 @@ pub(super) fn digest(tensors: &BTreeMap<&str, ChunkDigests>) -> String {
     format!("{:032x}", all.digest128())
 }
 
-/// Return the digest of the data of a checkpoint, which is read.
-fn digest_of(checkpoint: &Checkpoint, options: &ReadOptions, watch: &dyn Watch) -> Result<String, Error> {
-    let tensors = checkpoint.all()?;
-    let digests = hashed(&tensors, options, watch)?;
-    let named = tensors.iter().map(|tensor| tensor.entry().name).zip(digests);
-    Ok(digest(&named.collect()))
+/// The digests of the data of some files.
+pub(super) struct DataDigests {
+    pub(super) all: String,
+    files: Vec<String>,
+}
+
+impl DataDigests {
+    /// Read the files.
+    pub(super) fn of(
+        files: &[&Archive],
+        options: &ReadOptions,
+        watch: &dyn Watch,
+    ) -> Result<DataDigests, Error> {
+        let tensors: Vec<Tensor<'_>> = files.iter().flat_map(|file| file.tensors()).collect();
+        let mut digests = hashed(&tensors, options, watch)?.into_iter();
+        let named = files.iter().map(|file| -> BTreeMap<&str, ChunkDigests> {
+            let names = file.tensors().map(|tensor| tensor.entry().name);
+            names.zip(digests.by_ref()).collect()
+        });
+        let named: Vec<_> = named.collect();
+        Ok(DataDigests {
+            files: named.iter().map(digest).collect(),
+            all: digest(&named.into_iter().flatten().collect()),
+        })
+    }
 }
 
 /// Return the bytes of a file before its data.
@@ -138,7 +157,7 @@ pub fn version_id(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<String, Error> {
-    Ok(Found::of(checkpoint, false, options, watch)?.id)
+    Ok(Found::of(&checkpoint.all_files()?, false, options, watch)?.id)
 }
 
 /// The version of a checkpoint, to compare it with the versions in a patch.
@@ -146,23 +165,36 @@ pub(super) struct Found {
     pub(super) id: String,
     /// The digest of the data, if it was read.
     pub(super) digest: Option<String>,
+    /// The id of each file, as of a version of one file.
+    pub(super) files: Vec<String>,
 }
 
 impl Found {
-    /// Find the version of a checkpoint. Its data is read if `verify`, or if its headers lack digests of some tensors.
+    /// Find the version of the checkpoint of these files. The data is read if `verify`, or if the headers lack digests of
+    /// some tensors.
     pub(super) fn of(
-        checkpoint: &Checkpoint,
+        files: &[&Archive],
         verify: bool,
         options: &ReadOptions,
         watch: &dyn Watch,
     ) -> Result<Found, Error> {
-        let files = checkpoint.all_files()?;
         let covers = covers_data(files.iter().map(|file| file.header()));
-        let digest = (verify || !covers).then(|| digest_of(checkpoint, options, watch));
-        let digest = digest.transpose()?;
-        let heads = files.into_iter().map(head).collect::<Result<Vec<_>, _>>()?;
-        let id = id(&heads, digest.as_deref().filter(|_| !covers));
-        Ok(Found { id, digest })
+        let digests = (verify || !covers).then(|| DataDigests::of(files, options, watch));
+        let digests = digests.transpose()?;
+        let heads = files.iter().map(|file| head(file));
+        let heads = heads.collect::<Result<Vec<_>, _>>()?;
+        // Of a file with digests in its header, the id does not depend on whether the data was read.
+        let of_file = |number: usize| {
+            let covers = covers_data([files[number].header()].into_iter());
+            let digest = digests.as_ref().map(|digests| &*digests.files[number]);
+            id(&heads[number..=number], digest.filter(|_| !covers))
+        };
+        let digest = digests.as_ref().map(|digests| &*digests.all);
+        Ok(Found {
+            id: id(&heads, digest.filter(|_| !covers)),
+            files: (0..files.len()).map(of_file).collect(),
+            digest: digest.map(ToOwned::to_owned),
+        })
     }
 
     pub(super) fn is(&self, version: &Version) -> bool {

@@ -355,6 +355,15 @@ pub enum PatchFault {
         /// Its path.
         path: String,
     },
+    /// The patch was begun in place and not finished, and files were replaced or changed since.
+    Replaced {
+        /// The names of the files of which one or more were replaced; empty if the error is about a single file.
+        files: Vec<String>,
+        /// What the base or the result has.
+        expected: String,
+        /// The same of the files.
+        found: String,
+    },
     /// The patch changes the file in a way that needs a new file.
     NotInPlace(&'static str),
 }
@@ -377,11 +386,29 @@ impl PatchFault {
             }
             PatchFault::Unfinished { patch, path } => {
                 let text = format!(
-                    "another patch was begun and not finished: expected the patch {patch}… ({}) — apply that one again \
-                     with in_place=True, or replace the file by a copy",
+                    "another patch was begun and not finished: expected the patch {patch}… ({}) — apply that one again in \
+                     place, or replace the file by a copy",
                     Escaped(path)
                 );
                 ("unfinished-patch", text)
+            }
+            PatchFault::Replaced {
+                files,
+                expected,
+                found,
+            } => {
+                let names: Vec<String> = files.iter().map(|name| Escaped(name).to_string()).collect();
+                let what = if names.is_empty() {
+                    "this file was".to_owned()
+                } else {
+                    format!("one or more of these files were ({})", names.join(", "))
+                };
+                let text = format!(
+                    "the patch was begun in place and not finished, and {what} replaced or changed since: expected \
+                     {expected}, found {found} — restore what was replaced from a copy of the base, and apply the patch \
+                     again"
+                );
+                ("replaced-file", text)
             }
             PatchFault::NotInPlace(reason) => {
                 let text = format!("cannot be patched in place, since {reason} — write a new file");

@@ -169,7 +169,7 @@ pub fn verify(path: &Path, sha256: Option<Digest>, watch: &dyn Watch) -> Result<
     };
     let archive = Archive::open(path, &options)?;
     // There is one report for the one file.
-    of_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
+    verify_files(vec![&archive], sha256, watch).map(|mut reports| reports.swap_remove(0))
 }
 
 impl Checkpoint {
@@ -183,12 +183,12 @@ impl Checkpoint {
         if sha256.is_some() {
             self.one_file()?;
         }
-        of_files(self.all_files()?, sha256, watch)
+        verify_files(self.all_files()?, sha256, watch)
     }
 }
 
 /// As [`verify`], for open files.
-fn of_files(
+pub(crate) fn verify_files(
     archives: Vec<&Archive>,
     sha256: Option<Digest>,
     watch: &dyn Watch,
