@@ -6,10 +6,11 @@ use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::fmt;
 
-use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use crate::codec::json::string;
-use crate::quoted::Quoted;
+use crate::quoted::{Escaped, Quoted};
 
 /// The metadata key of the record of a patch.
 pub const DELTA_KEY: &str = "ingot.delta";
@@ -60,8 +61,17 @@ pub struct DeltaRecord {
 /// The reason why a text is not the record of a patch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeltaError {
-    /// It is not a record of this form.
+    /// It is not a JSON object of this form.
     Invalid(String),
+    /// A member is missing, or has another value than expected.
+    Member {
+        /// The name of the member.
+        key: String,
+        /// What the member must be.
+        expected: String,
+        /// What it is.
+        found: String,
+    },
     /// It has a later version.
     Later(u64),
 }
@@ -74,6 +84,14 @@ impl fmt::Display for DeltaError {
                     f,
                     "metadata {} is not the record of a patch: {reason}",
                     Quoted(DELTA_KEY)
+                )
+            }
+            DeltaError::Member { key, expected, found } => {
+                write!(
+                    f,
+                    "metadata {} is not the record of a patch: {}: expected {expected}, found {found}",
+                    Quoted(DELTA_KEY),
+                    Quoted(key)
                 )
             }
             DeltaError::Later(found) => {
@@ -94,38 +112,53 @@ impl DeltaRecord {
     /// # Errors
     /// If the text is not JSON of this form, has a member twice, or has a later version.
     pub fn parse(text: &str) -> Result<DeltaRecord, DeltaError> {
-        let mut json = serde_json::Deserializer::from_str(text);
-        let (version, record) = json
-            .deserialize_map(RecordVisitor)
-            .and_then(|record| json.end().map(|()| record))
-            .map_err(|fault| DeltaError::Invalid(fault.to_string()))?;
-        match version {
-            Some(DELTA_VERSION) => record.proven(),
-            Some(found) if found > DELTA_VERSION => Err(DeltaError::Later(found)),
-            _ => Err(DeltaError::Invalid("expected a version of 1 or more".to_owned())),
+        let members = Members::parse(text)?;
+        match members.number("version")? {
+            Some(DELTA_VERSION) => {}
+            Some(found) if found > DELTA_VERSION => return Err(DeltaError::Later(found)),
+            found => {
+                let found = found.map_or_else(|| NOTHING.to_owned(), |found| found.to_string());
+                return Err(member("version", "a version of 1 or more", found));
+            }
         }
+        let record = DeltaRecord {
+            base: members.version("base", "base_digest")?,
+            result: members.version("result", "result_digest")?,
+            step: members.number("step")?,
+            nbytes: members
+                .read("nbytes", "a list of sizes in bytes")?
+                .unwrap_or_default(),
+            files: members.texts("files")?,
+            index: members.read("index", "a text")?,
+            added: members.texts("added")?,
+            removed: members.texts("removed")?,
+        };
+        record.check_counts()?;
+        Ok(record)
     }
 
-    fn proven(self) -> Result<DeltaRecord, DeltaError> {
-        let fault = |reason: &str| Err(DeltaError::Invalid(reason.to_owned()));
-        let is_hex = |text: &str, len: usize| {
-            text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-        };
-        if [&self.base, &self.result]
-            .iter()
-            .any(|version| !is_hex(&version.id, 64) || !is_hex(&version.digest, 32))
-        {
-            return fault("expected an id of 64 and a digest of 32 hexadecimal digits");
-        }
-        let counted = if self.index.is_some() {
-            self.files.len() == self.nbytes.len()
+    /// Fail if the record does not have a size for each file.
+    fn check_counts(&self) -> Result<(), DeltaError> {
+        let expected = if self.index.is_some() {
+            self.files.len()
+        } else if self.files.is_empty() {
+            1
         } else {
-            self.files.is_empty() && self.nbytes.len() == 1
+            return Err(member(
+                "index",
+                "the name of the index of the files",
+                NOTHING.to_owned(),
+            ));
         };
-        if !counted {
-            return fault("expected the size of each file");
+        if self.nbytes.len() == expected {
+            return Ok(());
         }
-        Ok(self)
+        let found = format!("{} sizes", self.nbytes.len());
+        Err(member(
+            "nbytes",
+            &format!("the size of each of {expected} files"),
+            found,
+        ))
     }
 
     /// Renders the record as it is stored in a file: members sorted, no white space.
@@ -183,43 +216,108 @@ fn list(texts: &[String], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-/// The whole record, with its version.
-struct RecordVisitor;
+/// The value of a member that is missing, in an error.
+const NOTHING: &str = "nothing";
 
-impl<'de> Visitor<'de> for RecordVisitor {
-    type Value = (Option<u64>, DeltaRecord);
+/// The most characters of a value in an error.
+const SHOWN_LEN: usize = 40;
+
+fn member(key: &str, expected: &str, found: String) -> DeltaError {
+    DeltaError::Member {
+        key: key.to_owned(),
+        expected: expected.to_owned(),
+        found,
+    }
+}
+
+/// The members of a record, whose values are not parsed yet: so an error shows the value, and its depth and the range of
+/// its numbers do not matter before.
+struct Members<'t>(Vec<(String, &'t RawValue)>);
+
+impl<'t> Members<'t> {
+    fn parse(text: &'t str) -> Result<Members<'t>, DeltaError> {
+        let mut json = serde_json::Deserializer::from_str(text);
+        let members = json
+            .deserialize_map(MembersVisitor)
+            .and_then(|members| json.end().map(|()| members));
+        let members = members.map_err(|fault| {
+            let found = if fault.is_eof() {
+                "its end"
+            } else {
+                "something else"
+            };
+            let (line, column) = (fault.line(), fault.column());
+            let reason = format!("expected a JSON object, found {found} at line {line}, column {column}");
+            DeltaError::Invalid(reason)
+        })?;
+        let mut names: Vec<&String> = members.iter().map(|(name, _)| name).collect();
+        names.sort_unstable();
+        match names.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(member(pair[0], "one member of this name", "two".to_owned())),
+            None => Ok(Members(members)),
+        }
+    }
+
+    /// Return the value of a member, if it is there. `expected` is for the error.
+    fn read<T: Deserialize<'t>>(&self, key: &str, expected: &str) -> Result<Option<T>, DeltaError> {
+        let Some((_, value)) = self.0.iter().find(|(name, _)| name == key) else {
+            return Ok(None);
+        };
+        let text = value.get();
+        serde_json::from_str(text).map(Some).map_err(|_| {
+            let mut found: String = text.chars().take(SHOWN_LEN).collect();
+            if found.len() < text.len() {
+                found.push('…');
+            }
+            member(key, expected, Escaped(&found).to_string())
+        })
+    }
+
+    fn number(&self, key: &str) -> Result<Option<u64>, DeltaError> {
+        self.read(key, "an integer from 0 to 18446744073709551615")
+    }
+
+    fn texts(&self, key: &str) -> Result<Vec<String>, DeltaError> {
+        Ok(self.read(key, "a list of texts")?.unwrap_or_default())
+    }
+
+    fn version(&self, id: &str, digest: &str) -> Result<Version, DeltaError> {
+        Ok(Version {
+            id: self.digits(id, 64)?,
+            digest: self.digits(digest, 32)?,
+        })
+    }
+
+    /// Return a text of this many lowercase hexadecimal digits.
+    fn digits(&self, key: &str, len: usize) -> Result<String, DeltaError> {
+        let expected = format!("{len} lowercase hexadecimal digits");
+        let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+        match self.read::<String>(key, &expected)? {
+            Some(text) if text.len() == len && text.bytes().all(is_digit) => Ok(text),
+            Some(text) => {
+                let text: String = text.chars().take(len + 1).collect();
+                Err(member(key, &expected, Quoted(&text).to_string()))
+            }
+            None => Err(member(key, &expected, NOTHING.to_owned())),
+        }
+    }
+}
+
+struct MembersVisitor;
+
+impl<'t> Visitor<'t> for MembersVisitor {
+    type Value = Vec<(String, &'t RawValue)>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Self::Value, A::Error> {
-        let (mut version, mut record, mut seen) = (None, DeltaRecord::default(), Vec::<String>::new());
-        while let Some(member) = members.next_key::<String>()? {
-            match &*member {
-                "version" => version = Some(members.next_value()?),
-                "added" => record.added = members.next_value()?,
-                "base" => record.base.id = members.next_value()?,
-                "base_digest" => record.base.digest = members.next_value()?,
-                "files" => record.files = members.next_value()?,
-                "index" => record.index = Some(members.next_value()?),
-                "nbytes" => record.nbytes = members.next_value()?,
-                "removed" => record.removed = members.next_value()?,
-                "result" => record.result.id = members.next_value()?,
-                "result_digest" => record.result.digest = members.next_value()?,
-                "step" => record.step = Some(members.next_value()?),
-                _ => drop(members.next_value::<IgnoredAny>()?),
-            }
-            if seen.contains(&member) {
-                return Err(Error::custom(format_args!("{} occurs twice", Quoted(&member))));
-            }
-            // Other members are few in a file of a good writer, and a hostile one must not make this slow.
-            if seen.len() == 64 {
-                return Err(Error::custom("more than 64 members"));
-            }
-            seen.push(member);
+    fn visit_map<A: MapAccess<'t>>(self, mut members: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(member) = members.next_entry()? {
+            all.push(member);
         }
-        Ok((version, record))
+        Ok(all)
     }
 }
 
@@ -275,11 +373,91 @@ mod tests {
             let broken = text.replace(old, new);
             assert_ne!(broken, text);
             assert!(
-                matches!(DeltaRecord::parse(&broken), Err(DeltaError::Invalid(_))),
+                matches!(DeltaRecord::parse(&broken), Err(DeltaError::Member { .. })),
                 "{broken}"
             );
         }
         let later = text.replace("\"version\":1", "\"version\":2");
         assert_eq!(DeltaRecord::parse(&later), Err(DeltaError::Later(2)));
+    }
+
+    #[test]
+    fn a_fault_names_the_member_and_what_was_expected_and_found() {
+        let text = record().render();
+        let deep = format!("\"added\":{}{}", "[".repeat(500), "]".repeat(500));
+        for (old, new, expected) in [
+            (
+                "\"step\":7",
+                "\"step\":1e999",
+                "`step`: expected an integer from 0 to 18446744073709551615, found 1e999",
+            ),
+            (
+                "\"step\":7",
+                "\"step\":18446744073709551616",
+                "found 18446744073709551616",
+            ),
+            ("\"step\":7", "\"step\":-1", "found -1"),
+            ("\"step\":7", "\"step\":\"a\\nb\"", "found \"a\\nb\""),
+            (
+                "\"version\":1",
+                "\"version\":null",
+                "`version`: expected an integer",
+            ),
+            (
+                "\"version\":1",
+                "\"other\":1",
+                "`version`: expected a version of 1 or more, found nothing",
+            ),
+            (
+                "\"nbytes\":[3,4]",
+                "\"nbytes\":[3,4.5]",
+                "`nbytes`: expected a list of sizes in bytes, found [3,4.5]",
+            ),
+            (
+                "\"nbytes\":[3,4]",
+                "\"nbytes\":[3]",
+                "`nbytes`: expected the size of each of 2 files, found 1 sizes",
+            ),
+            (
+                "\"added\":[\"x\"]",
+                &*deep,
+                "`added`: expected a list of texts, found [[[[",
+            ),
+            (
+                "\"base\":\"a",
+                "\"base\":\"A",
+                "`base`: expected 64 lowercase hexadecimal digits, found `Aaa",
+            ),
+            (
+                "\"base\":",
+                "\"no\":",
+                "`base`: expected 64 lowercase hexadecimal digits, found nothing",
+            ),
+            (
+                "\"step\":7",
+                "\"step\":7,\"step\":7",
+                "`step`: expected one member of this name, found two",
+            ),
+            (
+                "\"version\":1}",
+                "\"version\":1",
+                "expected a JSON object, found its end at line 1, column ",
+            ),
+        ] {
+            let broken = text.replace(old, new);
+            assert_ne!(broken, text);
+            let found = DeltaRecord::parse(&broken).unwrap_err().to_string();
+            assert!(
+                found.starts_with("metadata `ingot.delta` is not the record of a patch: "),
+                "{found}"
+            );
+            assert!(found.contains(expected), "{found}");
+        }
+        // Other members are ignored, of any depth.
+        let other = text.replace(
+            "\"step\":7",
+            &format!("\"step\":7,\"other\":{}{}", "[".repeat(500), "]".repeat(500)),
+        );
+        assert_eq!(DeltaRecord::parse(&other), Ok(record()));
     }
 }
