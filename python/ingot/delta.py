@@ -368,7 +368,8 @@ def compose(sources: Iterable[Source], destination: Path, **options: Unpack[Cast
     """
     given = checked(compose, locals())
     how, saving = Loading.among(given), Saving.among(compose, given)
-    patches = [_patch(source, how, prove=True) for source in given["sources"]]
+    # There may be more patches than a process may have open files.
+    patches = [_patch(source, how, prove=True, lent=True) for source in given["sources"]]
     with reporting_on(how.progress, "Composing", given["destination"]) as tell:
         _native.compose_patches(patches, given["destination"], progress=tell, **saving.of_named_file())
 
@@ -478,8 +479,8 @@ def _opened(source: Any, how: Loading) -> Checkpoint:
     return open_checkpoint(source, how._replace(backend="pread" if how.backend == "auto" else how.backend))
 
 
-def _patch(source: Any, how: Loading, *, prove: bool) -> Patch:
-    return Patch(open_checkpoint(source, how._replace(backend="pread")), prove)
+def _patch(source: Any, how: Loading, *, prove: bool, lent: bool = False) -> Patch:
+    return Patch(open_checkpoint(source, how._replace(backend="pread"), lent=lent), prove)
 
 
 def _index(source: Any, opened: Checkpoint, how: Loading) -> bytes | None:

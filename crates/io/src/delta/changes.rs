@@ -459,7 +459,13 @@ impl Produce for Encoded<'_> {
     }
 
     fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
-        locked(&self.state).take(begin, into, |state| self.refill(state))
+        let mut state = locked(&self.state);
+        state.take(begin, into, |state| self.refill(state))?;
+        if begin + to_u64(into.len()) == self.nbytes {
+            // Many tensors are written in a row, each with a buffer.
+            *state = Encoding::default();
+        }
+        Ok(())
     }
 }
 

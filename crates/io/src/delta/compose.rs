@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Mutex;
 
-use ingot_format::{DeltaRecord, Entry, StopFlag, locked};
+use ingot_format::{DeltaRecord, Entry, StopFlag, locked, to_u64};
 
 use super::changes::{Codec, Encoding, Part, Tally, width};
 use super::diff::{NewTensor, heads_and_index, sparse, write_patch};
@@ -297,13 +297,19 @@ impl Produce for Restacked<'_> {
     }
 
     fn produce(&self, begin: u64, into: &mut [u8]) -> io::Result<()> {
-        let (encoding, merge) = &mut *locked(&self.state);
+        let mut state = locked(&self.state);
+        let (encoding, merge) = &mut *state;
         if begin == 0 || merge.is_none() {
             *merge = Some(self.stack.merge()?);
         }
         let Some(merge) = merge else {
             return Ok(());
         };
-        encoding.take(begin, into, |encoding| self.refill(merge, encoding))
+        encoding.take(begin, into, |encoding| self.refill(merge, encoding))?;
+        if begin + to_u64(into.len()) == self.nbytes {
+            // Each tensor has buffers for each patch: only those that are written need them.
+            *state = <(Encoding, Option<Merge<'_>>)>::default();
+        }
+        Ok(())
     }
 }
