@@ -42,6 +42,7 @@ __all__ = [
     "blob_digest",
     "check_destination",
     "check_storage_options",
+    "check_upload",
     "compose_patches",
     "destination",
     "diff_versions",
@@ -61,13 +62,16 @@ __all__ = [
     "prepare",
     "read_url",
     "release_pinned",
+    "remove_objects",
     "replace_file",
+    "replace_object",
     "replace_tensor",
     "serialize",
     "shown_url",
     "statistics",
     "stream",
     "update_metadata",
+    "upload_file",
     "url_file_name",
     "version_id",
     "why_pageable",
@@ -739,6 +743,37 @@ def planned_download(
     replace_read_only: bool,
 ) -> list[tuple[str, int]]:
     """Return the files that `download` would write, with their sizes, the index last. Nothing is written."""
+
+def replace_object(
+    url: str,
+    pieces: Sequence[AnyBuffer],
+    *,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Write an object of a store, of any content. `pieces` are its bytes, in order."""
+
+def upload_file(
+    path: str | bytes | PathLike[str] | PathLike[bytes],
+    url: str,
+    *,
+    overwrite: bool,
+    storage_options: Mapping[str, Any] | None,
+    progress: Callable[[int, int], object] | None = None,
+) -> int:
+    """Write an object of a store with the bytes of a file of any content. Return its size.
+
+    Raises if the file is written to meanwhile, and makes no object then.
+    """
+
+def check_upload(url: str, nbytes: int, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Raise if an object of this size could not be written later without replacing another one."""
+
+def remove_objects(urls: Sequence[str], storage_options: Mapping[str, Any] | None = None) -> int:
+    """Remove objects of a store in this order, until the store refuses one. Return how many are removed.
+
+    Raises if the store refuses to remove the first. An object that does not exist counts as removed.
+    """
 
 def hash(
     path: str | bytes | PathLike[str] | PathLike[bytes],

@@ -361,6 +361,13 @@ def save_state(module: str) -> Call:
     return save
 
 
+def save_sharded(url: str, options: Options, folder: Path) -> None:
+    for overwrite in (True, False):
+        ingot.torch.save_sharded(
+            {"a": torch.zeros(2), "b": torch.zeros(2)}, url, 8, overwrite=overwrite, storage_options=options
+        )
+
+
 BUFFER = {"a": {"dtype": "U8", "shape": [1], "data": b"a"}}
 
 #: Each public function that takes `storage_options` to write, and a call of it.
@@ -371,6 +378,7 @@ WRITES: dict[str, Call] = {
     "ingot.torch.save_model": lambda url, options, folder: ingot.torch.save_model(
         torch.nn.Linear(2, 2), url, storage_options=options
     ),
+    "ingot.torch.save_sharded": save_sharded,
     **{
         f"ingot.{module}.save_file": save_file(f"ingot.{module}")
         for module in ("torch", "flax", "tensorflow", "mlx", "paddle")

@@ -475,7 +475,9 @@ WRITERS = {
 
 # Functions that write to stores too.
 STORED = [
-    writer for writer in WRITERS if re.search(r"\.(save_file|save_model|save_state|serialize_file)\(", writer)
+    writer
+    for writer in WRITERS
+    if re.search(r"\.(save_file|save_model|save_sharded|save_state|serialize_file)\(", writer)
 ]
 
 
@@ -488,13 +490,16 @@ def test_failed_save_to_a_store_hides_secrets(kind: str, server: Server) -> None
 
     server.replace(refuse)
     options = {**OPTIONS, "endpoint": server.url(""), "retries": 0}
-    with pytest.raises((ingot.SafetensorError, OSError)) as caught:
-        ingot.numpy.save_file(
-            {"a": numpy.zeros(3)},
-            urls(server)[kind],
-            storage_options=options,
-        )
-    assert MARK not in "".join(traceback.format_exception(caught.value))
+    saves: list[Callable[..., object]] = [partial(ingot.numpy.save_file, {"a": numpy.zeros(3)})]
+    with contextlib.suppress(ImportError):
+        torch = importlib.import_module("torch")
+        save_sharded = importlib.import_module("ingot.torch").save_sharded
+        # Notes about the shards are a part of the error.
+        saves += [partial(save_sharded, {"a": torch.zeros(3)}, overwrite=True)]
+    for save in saves:
+        with pytest.raises((ingot.SafetensorError, OSError)) as caught:
+            save(urls(server)[kind], storage_options=options)
+        assert MARK not in "".join(traceback.format_exception(caught.value))
 
 
 @pytest.mark.parametrize("writer", WRITERS)

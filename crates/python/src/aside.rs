@@ -35,7 +35,8 @@ pub(crate) fn replace_file(
     })
 }
 
-fn imported(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
+/// Return the bytes of a buffer as a payload.
+pub(crate) fn imported(piece: &Bound<'_, PyAny>) -> PyResult<Imported> {
     let buffer = PyUntypedBuffer::get(piece)?;
     Imported::from_buffer(Dtype::U8, vec![to_u64(buffer.len_bytes())], buffer)
 }

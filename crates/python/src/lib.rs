@@ -34,6 +34,7 @@ mod shards;
 mod shared;
 mod statistics;
 mod tensor;
+mod upload;
 mod watch;
 mod wrap;
 mod writer;
@@ -83,6 +84,8 @@ mod _native {
     use crate::statistics::{Statistics, statistics};
     #[pymodule_export]
     use crate::tensor::Exporter;
+    #[pymodule_export]
+    use crate::upload::{check_upload, remove_objects, replace_object, upload_file};
     #[pymodule_export]
     use crate::wrap::Wrap;
     #[pymodule_export]

@@ -59,7 +59,7 @@ pub use {
     file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, described_region},
     http::client::Client,
     options::{RemoteOptions, Token},
-    place::{Location, Remote, is_repository, is_url, is_written, local_path, url_file_name, was_url},
+    place::{Location, Remote, is_folder, is_url, is_written, local_path, url_file_name, was_url},
     secrets::redacted,
     store::hub::{INDEX_FILE, MODEL_FILE},
     upload::{Part, Parts, Upload},

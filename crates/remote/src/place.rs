@@ -232,10 +232,19 @@ impl Remote {
         }
     }
 
-    /// Whether it is a folder of the Hub, which means the model in it.
+    /// Whether it is a folder of the Hub or of a store, which means the model in it.
     #[must_use]
     pub fn is_folder(&self) -> bool {
-        self.hub.as_ref().is_some_and(HubFile::is_folder)
+        match &self.hub {
+            Some(file) => file.is_folder(),
+            None => !self.is_shown() && self.home.path.ends_with('/'),
+        }
+    }
+
+    /// Whether it is a file or a folder of the Hub.
+    #[must_use]
+    pub fn is_of_hub(&self) -> bool {
+        self.hub.is_some()
     }
 
     /// Return the path in the URL of requests.
@@ -292,6 +301,7 @@ pub fn url_file_name(url: &str) -> String {
     match hub_file(url) {
         Some(Ok(file)) if file.is_folder() => return MODEL_FILE.to_owned(),
         Some(Ok(file)) => return file.name().to_owned(),
+        _ if is_folder_of_store(url) => return MODEL_FILE.to_owned(),
         _ => {}
     }
     let (scheme, rest) = url.split_once("://").unwrap_or(("", url));
@@ -302,17 +312,22 @@ pub fn url_file_name(url: &str) -> String {
     if is_http { decode(name) } else { name.to_owned() }
 }
 
-/// Whether `url` names a repository of the Hub or a folder of one, which means the model in it.
+/// Whether `url` names a repository of the Hub, a folder of one, or a folder of a store, which means the model in it.
 ///
 /// ```
-/// use ingot_remote::is_repository;
+/// use ingot_remote::is_folder;
 ///
-/// assert!(is_repository("hf://openai-community/gpt2"));
-/// assert!(!is_repository("hf://openai-community/gpt2/model.safetensors"));
+/// assert!(is_folder("hf://openai-community/gpt2"));
+/// assert!(is_folder("s3://bucket/gpt2/"));
+/// assert!(!is_folder("hf://openai-community/gpt2/model.safetensors"));
 /// ```
 #[must_use]
-pub fn is_repository(url: &str) -> bool {
-    matches!(hub_file(url), Some(Ok(file)) if file.is_folder())
+pub fn is_folder(url: &str) -> bool {
+    matches!(hub_file(url), Some(Ok(file)) if file.is_folder()) || is_folder_of_store(url)
+}
+
+fn is_folder_of_store(url: &str) -> bool {
+    matches!(scheme_of(url), Some(("s3" | "gs" | "az", rest)) if rest.ends_with('/'))
 }
 
 /// Return the file of the Hub that a URL names, or `None` for other URLs.

@@ -180,10 +180,34 @@ impl Upload {
         }
     }
 
-    fn remove(&self, stop: StopFlag<'_>) -> Result<()> {
+    /// Fail if the object exists, before bytes are sent for it. The condition of the request that makes the object decides,
+    /// so that a store may refuse to answer this one.
+    ///
+    /// # Errors
+    /// [`Fault`], if the object exists, or the store does not answer or has its bucket in another region.
+    pub fn check_absent(&self, stop: StopFlag<'_>) -> Result<()> {
+        let request = HttpRequest::new("HEAD", self.url());
+        match self
+            .tries(stop)
+            .run(|deadline| self.resource.exchange(&request, deadline))
+        {
+            Ok(_) => Err(FaultKind::Exists.into()),
+            Err(fault) if fault.status().is_some() && fault.region().is_none() => Ok(()),
+            Err(fault) => Err(fault),
+        }
+    }
+
+    /// Remove the object, if it exists.
+    ///
+    /// # Errors
+    /// [`Fault`], if the store refuses that or does not answer. The object may then exist.
+    pub fn remove(&self, stop: StopFlag<'_>) -> Result<()> {
         let request = HttpRequest::new("DELETE", self.url());
-        self.tries(stop)
-            .run(|deadline| self.resource.exchange(&request, deadline).map(drop))
+        let remove = |deadline: Deadline<'_>| match self.resource.exchange(&request, deadline) {
+            Err(fault) if !fault.is_missing() => Err(fault),
+            _ => Ok(()),
+        };
+        self.tries(stop).run(remove)
     }
 
     fn url(&self) -> &Url {

@@ -251,8 +251,11 @@ fn files_beside_a_file_have_its_host_and_folder() {
         assert_eq!(shown, beside);
         assert_eq!(file.backend, index.backend);
     }
+    let folder = remote("s3://b/a b/", &options);
+    assert!(folder.is_folder() && !folder.is_of_hub());
+    assert_eq!(folder.beside("x.bt", &options).unwrap().shown, "s3://b/a b/x.bt");
     let folder = remote("hf://me/gpt", &options);
-    assert!(folder.is_folder());
+    assert!(folder.is_folder() && folder.is_of_hub());
     let file = folder
         .at(Some(COMMIT.to_owned()))
         .beside("x.bt", &options)

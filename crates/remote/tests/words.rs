@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_remote::{
-    Fault, Location, RemoteOptions, Secret, StopFlag, Token, is_repository, is_url, local_path, redacted,
+    Fault, Location, RemoteOptions, Secret, StopFlag, Token, is_folder, is_url, local_path, redacted,
     url_file_name, was_url,
 };
 
@@ -22,11 +22,13 @@ fn urls_are_distinguished_from_paths() {
 }
 
 #[test]
-fn urls_name_files_and_repositories() {
+fn urls_name_files_and_folders() {
     assert_eq!(url_file_name("https://h/a/x%20y.bt?sig=1"), "x y.bt");
     assert_eq!(url_file_name("hf://me/gpt"), "model.safetensors");
-    assert!(is_repository("hf://me/gpt") && is_repository("https://huggingface.co/me/gpt"));
-    assert!(!is_repository("hf://me/gpt/x.bt") && !is_repository("s3://b/k"));
+    assert!(is_folder("hf://me/gpt") && is_folder("https://huggingface.co/me/gpt"));
+    assert!(!is_folder("hf://me/gpt/x.bt") && !is_folder("s3://b/k"));
+    assert!(is_folder("s3://b/k/") && is_folder("az://b/k/") && !is_folder("https://h/a/"));
+    assert_eq!(url_file_name("gs://b/k/"), "model.safetensors");
 }
 
 #[test]

@@ -295,8 +295,8 @@ def checked(
     for name, value in found.items():
         if name in usual and value is usual[name]:
             continue
-        if name in kinds and name not in own:
-            found[name] = argument(function, name, value, kinds[name])
+        if name in kinds:
+            found[name] = argument(function, name, value, own.get(name, kinds[name]))
             continue
         try:
             if name == "write_options":

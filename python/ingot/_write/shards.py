@@ -266,7 +266,7 @@ def _replacing(
         yield kept
         if index is not None:
             made.append(prefix + place.index)
-            replace_file(place.path(prefix + place.index), [_rendered(index)], durable=durable)
+            replace_file(place.path(prefix + place.index), [rendered(index)], durable=durable)
         # Files that were created in the meantime must stay too.
         place.check(existing)
         kept += _keep_old(place, names, durable)
@@ -343,7 +343,7 @@ def _link_old(
     old["weight_map"] = {name: prefix + file if file in replaced else file for name, file in weight_map}
     with hidden() as another:
         try:
-            replace_file(place.path(another + place.index), [_rendered(old)], durable=durable)
+            replace_file(place.path(another + place.index), [rendered(old)], durable=durable)
             os.replace(place.path(another + place.index), place.path(place.index))
             place.flush(durable)
         except BaseException:
@@ -363,7 +363,8 @@ def _undo(place: Place, links: list[str]) -> None:
         remove(place, links)
 
 
-def _rendered(index: dict[str, Any] | bytes) -> bytes:
+def rendered(index: dict[str, Any] | bytes) -> bytes:
+    """Return the bytes of an index."""
     return index if isinstance(index, bytes) else json.dumps(index, indent=2).encode()
 
 

@@ -13,13 +13,15 @@ import ingot
 from ingot._base.options import Saving, argument, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import located
-from ingot._native import NewFile
+from ingot._native import NewFile, is_url, shown_url
+from ingot._native import destination as destination_of
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._write.directory import new_prefix
 from ingot._write.save import new_file, put_later
 from ingot._write.shards import Place, index, split, write
+from ingot._write.stores import Folder, write_objects
 from ingot.errors import OptionError, SaveError
-from ingot.typing import CopyOptions, Path
+from ingot.typing import CopyOptions, Path, StorageOptions
 
 from ._devices import payload
 from ._model import duplicate_names, storage_ptr, storage_size
@@ -36,6 +38,7 @@ def save_sharded(
     metadata: Mapping[str, str] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[True],
+    storage_options: StorageOptions | None = None,
     **options: Unpack[CopyOptions],
 ) -> ingot.SaveFuture: ...
 
@@ -50,6 +53,7 @@ def save_sharded(
     metadata: Mapping[str, str] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: Literal[False] = False,
+    storage_options: StorageOptions | None = None,
     **options: Unpack[CopyOptions],
 ) -> None: ...
 
@@ -64,6 +68,7 @@ def save_sharded(
     metadata: Mapping[str, str] | None = None,
     process_group: torch.distributed.ProcessGroup | None = None,
     background: bool = False,
+    storage_options: StorageOptions | None = None,
     **options: Unpack[CopyOptions],
 ) -> ingot.SaveFuture | None:
     """Save tensors to a directory, in several files if they are too large for one.
@@ -77,7 +82,8 @@ def save_sharded(
         What to save, such as a state dict. Of tensors that share memory, the one that covers all of it is
         written, and the metadata records the other names with the name of that tensor, as `save_model` does.
     destination : str, bytes or os.PathLike
-        Where to write: a directory, which is created if it does not exist.
+        Where to write: a directory, which is created if it does not exist, or a folder of a store, as
+        ``"s3://bucket/run/"`` or ``"az://container/run/"``.
     max_shard_size, filename_pattern
         How many bytes a file may hold, and its name: `ingot.typing.ShardOptions`.
     metadata : dict of str to str, optional
@@ -89,6 +95,8 @@ def save_sharded(
     background : bool
         Return an `ingot.SaveFuture` and write in a thread, as `save_file` does. For a `snapshot`, a rank
         copies only the parts of DTensors and the replicas that it writes.
+    storage_options : dict of str to str, optional
+        How the store is reached: `ingot.typing.StorageOptions`.
     **options
         How the files are written: `ingot.typing.SaveOptions`. `overwrite` replaces the checkpoint at
         `destination`: its files that match `filename_pattern`, and files of parts that
@@ -119,9 +127,17 @@ def save_sharded(
         As `save_file` does.
     OptionError
         `max_shard_size` is not a valid size, or `filename_pattern` is not a name with one ``{suffix}``.
+        `destination` is a folder of a store, and ranks save together.
 
     Notes
     -----
+    **Stores** cannot rename objects. Each save writes shards with names that no other save uses, and then the
+    index, also for a single shard. The index is the only object that is replaced: readers find the old
+    checkpoint or the new one, whole. `overwrite=False` is a condition of the request that writes the index;
+    an index that exists before the save is an error before the first shard is sent. A save that fails
+    removes its shards, or adds a note to the error that names the remaining ones. Shards of a replaced
+    checkpoint stay, since another process may be reading them.
+
     **DTensors** (FSDP2, tensor and expert parallel) are written by the ranks that hold them, each element by
     one rank, and the files are byte for byte those that one process would write for the whole tensors. Names
     that only some ranks have, as for pipeline stages, are saved too. On one machine all ranks write to all
@@ -148,12 +164,14 @@ def save_sharded(
     together = process_group is not None or _are_distributed(tensors)
 
     def asked() -> _Asked:
-        given: Any = checked(save_sharded, arguments)
+        given: Any = checked(save_sharded, arguments, destination=destination_of)
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
-        place = Place(destination, filename_pattern)
-        if background or together:
+        place = _place(given["destination"], filename_pattern)
+        if isinstance(place, Folder):
+            how.check_url(place.directory)
+        elif background or together:
             # The absolute path now, on this rank.
-            place = Place(os.path.join(os.getcwd(), place.directory), filename_pattern)
+            place = place.at(os.path.join(os.getcwd(), place.directory))
         return _Asked(argument(save_sharded, "tensors", tensors, _tensors), place, limit, how)
 
     if together:
@@ -166,15 +184,22 @@ class _Asked(NamedTuple):
     """The arguments of `save_sharded`, checked."""
 
     tensors: dict[str, torch.Tensor]
-    place: Place
+    place: Place | Folder
     limit: int
     how: Saving
 
     def options(self) -> dict[str, object]:
         """Return the options that must be equal on all ranks."""
         own = {"directory": os.path.realpath(self.place.directory), "filename_pattern": self.place.index}
-        how = self.how._replace(durable=self.how.flush, progress=False)
+        # Credentials are not sent to other ranks, which save to a directory.
+        how = self.how._replace(durable=self.how.flush, progress=False, storage_options=None)
         return {**own, "max_shard_size": self.limit, **how._asdict()}
+
+
+def _place(destination: str | bytes, pattern: str) -> Place | Folder:
+    if isinstance(destination, str) and is_url(destination):
+        return Folder(destination, pattern)
+    return Place(destination, pattern)
 
 
 def _are_distributed(tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -195,7 +220,8 @@ def _check_has_ranks(tensors: Mapping[str, torch.Tensor]) -> None:
 def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     own, place, limit, how = asked
     where = how.snapshot_of()
-    place.check(how.existing)
+    if isinstance(place, Place):
+        place.check(how.existing)
     # All tensors are checked before the first file is written.
     for name, tensor in own.items():
         storable(name, tensor)
@@ -209,7 +235,8 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
     if how.background and where == "device":
         tensors = copied(tensors, where)
     # Aliases have been left out already.
-    prefix, new = new_prefix(), how._replace(overwrite=True, metadata=of_file)
+    prefix = new_prefix() if isinstance(place, Place) else ""
+    new = how._replace(overwrite=True, metadata=of_file)
     inner = {file: {name: tensors[name] for name in inside} for file, inside in names.items()}
     files = {
         file: new_file(place.path(prefix + file), own, payload, new, export=_export)
@@ -225,12 +252,15 @@ def _save_alone(asked: _Asked) -> ingot.SaveFuture | None:
 
         with reporting_on(how.progress, "Saving", place.directory) as tell:
             steps = Several(tell, sum(sizes.values()))
-            write(place, {file: file for file in files}, save, of_index, how, prefix)
+            if isinstance(place, Folder):
+                write_objects(place, files, lambda file: save(place.path(file), file), of_index or {}, how)
+            else:
+                write(place, {file: file for file in files}, save, of_index, how, prefix)
 
     if not how.background:
         put()
         return None
-    return put_later(put, place.directory, [*files.values()], where)
+    return put_later(put, shown_url(place.directory), [*files.values()], where)
 
 
 def _save_together(
@@ -243,18 +273,21 @@ def _save_together(
     from ._save_by_ranks import Files, Together, look, write, write_later
 
     peers = Peers(process_group)
-    arguments: list[_Asked] = []
+    arguments: list[tuple[_Asked, Place]] = []
 
     def check() -> tuple[dict[str, object], None]:
         one = asked()
+        if isinstance(one.place, Folder):
+            reason = "ranks save together to a directory that all of them see, found a URL"
+            raise located(OptionError, reason, code="url-for-path", path=shown_url(one.place.directory))
         if one.how.checksums:
             message = "checksums: a digest is of a whole tensor, and each rank has parts: save without"
             raise OptionError(message, code="parts-have-no-digest", found=one.how.checksums)
-        arguments.append(one)
+        arguments.append((one, one.place))
         return one.options(), None
 
     peers.same(check, "comparing options")
-    own, place, limit, how = arguments[0]
+    (own, _, limit, how), place = arguments[0]
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(how.existing)
@@ -276,7 +309,7 @@ def _shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def planned(
-    place: Place,
+    place: Place | Folder,
     sizes: Mapping[str, int],
     homes: Mapping[str, Hashable],
     limit: int,
@@ -287,7 +320,8 @@ def planned(
     shards = _split(sizes, homes, limit)
     files = dict(zip(place.names(len(shards)), shards, strict=True))
     notes = {name: kept for name, kept in shared.items() if name not in of_user}
-    if len(shards) == 1:
+    # A store has an index always, since the name of a shard there is new.
+    if len(shards) == 1 and isinstance(place, Place):
         return files, {"format": "pt"} | of_user | notes, None
     return files, {"format": "pt"}, index(files, sum(sizes.values()), of_user | notes)
 

@@ -12,7 +12,7 @@ mod wanted;
 use std::path::{Path, PathBuf, is_separator};
 
 use ingot_format::Escaped;
-use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, is_repository, redacted, url_file_name};
+use ingot_remote::{Fault, INDEX_FILE, RemoteOptions, redacted, url_file_name};
 
 use super::session::refused;
 use crate::digest::Algorithm;
@@ -116,20 +116,20 @@ fn reach(
     let refuse = |fault| refused(&shown, fault);
     let name = url_file_name(url);
     let mut target = named(path, &name).map_err(refuse)?;
-    let is_repository = is_repository(url);
+    let is_model = ingot_remote::is_folder(url);
     // Before any request.
     if is_index(&name) {
         check_many(path, how).map_err(refuse)?;
     }
-    // The content of a repository decides the name of the file.
-    if !(is_repository && is_folder(path)) {
+    // The content of a remote folder decides the name of the file.
+    if !(is_model && is_folder(path)) {
         check_destination(&target, &how.save, watch)?;
     }
     let mut source = wanted(url, options, watch)?;
     match &mut source {
         Downloadable::Model(_) => {
             check_many(path, how).map_err(refuse)?;
-            target = path.join(if is_repository { INDEX_FILE } else { &name });
+            target = path.join(if is_model { INDEX_FILE } else { &name });
         }
         Downloadable::Cached(_) => check_destination(&target, &how.save, watch)?,
         Downloadable::Remote(source) => {

@@ -14,7 +14,7 @@ pub use self::documents::{fetch_beside, hub_headers};
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::identity::identity;
 pub use self::session::REMOTE_HEADER_NBYTES;
-pub use self::upload::{UploadOptions, upload_pieces};
+pub use self::upload::{UploadOptions, check_upload, remove_objects, upload_file, upload_pieces};
 pub use ingot_remote::{
     Fault, RemoteOptions, Secret, Token, is_url, is_written, local_path, redacted, url_file_name, was_url,
 };

@@ -57,8 +57,8 @@ impl Checkpoint {
     /// Open the file or the sharded checkpoint behind a URL. No tensor is read.
     ///
     /// The schemes are `http://`, `https://`, `hf://`, `s3://`, `gs://`, `az://` and `file://`. Pages of the Hub are
-    /// accepted too. An index is opened with its shards beside it. A repository of the Hub means its `model.safetensors`
-    /// or its `model.safetensors.index.json`; both are requested at once.
+    /// accepted too. An index is opened with its shards beside it. A repository of the Hub, and a folder of a store, whose
+    /// URL ends in a slash, mean their `model.safetensors` or `model.safetensors.index.json`; both are requested at once.
     ///
     /// A file takes one request, or two if its header is long. An index takes one, or two if it is long. Each shard takes
     /// one when it is first needed. The shards of a repository of the Hub are of the commit of the index. Files in the
@@ -208,7 +208,7 @@ impl<'f> Session<'f> {
         self.opened(remote, source, is_index)
     }
 
-    /// Open a file, or the model of a folder of the Hub. Returns whether it is an index by its name.
+    /// Open a file, or the model of a folder. Returns whether it is an index by its name.
     pub(super) fn find(
         &self,
         remote: Remote,
@@ -225,33 +225,41 @@ impl<'f> Session<'f> {
         }
     }
 
-    /// Open the model of a folder of the Hub, a file or an index. Both are requested at once, since one after the other
-    /// would take twice as long.
+    /// Open the model of a folder, a file or an index. Both are requested at once, since one after the other would take twice
+    /// as long. The file comes first on the Hub, as for its own clients, and the index in a store, as in a directory.
     fn find_model(&self, folder: &Remote, begin: &Begin<'_>) -> Result<(Remote, RemoteFile, bool), Error> {
-        let mut model = self.beside(folder, MODEL_FILE)?;
-        model.shown.clone_from(&folder.shown);
-        let index = self.beside(folder, INDEX_FILE)?;
+        let model = (self.model_of(folder)?, false);
+        let index = (self.beside(folder, INDEX_FILE)?, true);
+        let (first, second) = if folder.is_of_hub() {
+            (model, index)
+        } else {
+            (index, model)
+        };
+        let both = [&first, &second];
         let found = [const { OnceLock::new() }; 2];
         let ask = |number: usize, stop: StopFlag<'_>| {
-            let opened = if number == 0 {
-                begin(self.resource(&model), stop)
-            } else {
-                begin_index(self.resource(&index), stop)
-            };
-            // The index is not needed any more.
+            let (remote, is_index) = both[number];
+            let begin: &Begin<'_> = if *is_index { &begin_index } else { begin };
+            let opened = begin(self.resource(remote), stop);
+            // The second is not needed any more.
             let is_done = number == 0 && opened.is_ok();
             let _ = found[number].set(opened);
             if is_done { Err(Failure::Interrupted) } else { Ok(0) }
         };
         // The outcome of each request is in `found`.
         let _ = share(Reading::on(2).waiting(true), vec![0, 1], 0, ask, &self.stop);
+        // S3 answers 403 for a missing object if the identity may not list the bucket.
+        let may_be_missing =
+            |fault: &Fault| fault.is_missing() || !folder.is_of_hub() && fault.status() == Some(403);
         let missing = match found.map(OnceLock::into_inner) {
-            [Some(Ok(source)), _] => return Ok((model, source, false)),
-            [Some(Err(fault)), index_found] if fault.is_missing() => match index_found {
-                Some(Ok(source)) => return Ok((index, source, true)),
+            [Some(Ok(source)), _] => return Ok((first.0, source, first.1)),
+            [Some(Err(fault)), other] if may_be_missing(&fault) => match other {
+                Some(Ok(source)) => return Ok((second.0, source, second.1)),
                 Some(Err(other)) if !other.is_missing() => other,
-                Some(Err(_)) => fault.and_not(INDEX_FILE),
-                None => fault,
+                Some(Err(_)) if fault.is_missing() => {
+                    fault.and_not(if second.1 { INDEX_FILE } else { MODEL_FILE })
+                }
+                _ => fault,
             },
             [Some(Err(fault)), _] => fault,
             [None, _] => return Err(Failure::Interrupted.into()),
@@ -259,18 +267,24 @@ impl<'f> Session<'f> {
         Err(refused(&folder.shown, missing))
     }
 
+    /// Return the file with the whole model of a folder. The Hub's has the name of the repository.
+    fn model_of(&self, folder: &Remote) -> Result<Remote, Error> {
+        let mut model = self.beside(folder, MODEL_FILE)?;
+        if folder.is_of_hub() {
+            model.shown.clone_from(&folder.shown);
+        }
+        Ok(model)
+    }
+
     /// Open the checkpoint from the headers of another process, without a request. `None` if they are of another kind of
     /// file, such as one in a cache.
     fn of_headers(&self, remote: &Remote) -> Result<Option<Checkpoint>, Error> {
-        let file = |name| {
-            if remote.is_folder() {
-                self.beside(remote, name)
-            } else {
-                Ok(remote.clone())
-            }
-        };
         if let Some((index, version)) = self.headers.of_index() {
-            let file = file(INDEX_FILE)?;
+            let file = if remote.is_folder() {
+                self.beside(remote, INDEX_FILE)?
+            } else {
+                remote.clone()
+            };
             let (resource, nbytes) = (self.resource(&file), to_u64(index.len()));
             let source = RemoteFile::known(resource, nbytes, version, index.to_owned());
             return source.map(|source| self.opened(file, source, true)).transpose();
@@ -278,8 +292,11 @@ impl<'f> Session<'f> {
         let Some(only) = self.headers.of_file() else {
             return Ok(None);
         };
-        let mut model = file(MODEL_FILE)?;
-        model.shown.clone_from(&remote.shown);
+        let model = if remote.is_folder() {
+            self.model_of(remote)?
+        } else {
+            remote.clone()
+        };
         let source = self.known(&model, only);
         source.map(|source| self.opened(model, source, false)).transpose()
     }

@@ -15,7 +15,9 @@ use ingot_remote::{Client, Fault, Location, Part, Parts, RemoteOptions, Upload, 
 use super::session::{fault_of, region_of};
 use crate::digest::{NewHeader, Sealing};
 use crate::error::{Error, Failure, Step, of_step, step, unstorable};
+use crate::file::{LocalFile, ReadAt, check_unchanged, read_exactly};
 use crate::pages::Pages;
+use crate::payload::{Gather, Payload};
 use crate::save::{Closing, Ending, PIECE, Pieces, Ring, Snapshot};
 use crate::sync::{AtomicUsize, Mutex, Ordering, locked};
 use crate::watch::{Asked, POLL, Watch};
@@ -59,20 +61,107 @@ pub fn upload_pieces(
     let shown = redacted(url);
     let path = Path::new(&shown);
     let pieces = pieces.map_err(unstorable(path))?;
-    let upload = |options: &RemoteOptions, overwrite| {
-        let begin = |stop: StopFlag<'_>| begin(url, options, overwrite, stop);
+    in_region(&options.remote, |remote| {
+        let begin = |stop: StopFlag<'_>| begin(url, remote, options.overwrite, stop);
         let upload = waited(begin, path, watch)?;
         write(&upload, &pieces, path, watch)
+    })
+}
+
+/// Write the file at `file`, which may have any contents, to the object at `url`, and return its size.
+///
+/// # Errors
+/// As [`upload_pieces`]. [`Failure::Open`], [`Failure::Read`] and [`Failure::Changed`] of the file: no object is made from a
+/// file that was written to meanwhile.
+pub fn upload_file(file: &Path, url: &str, options: &UploadOptions, watch: &dyn Watch) -> Result<u64, Error> {
+    let whole = WholeFile::open(file)?;
+    let payload = [Payload::Gathered(&whole)];
+    upload_pieces(url, Ok(Pieces::of_bytes(&payload)), options, watch)?;
+    Ok(whole.nbytes())
+}
+
+/// Fail if an object of `nbytes` bytes that is written to `url` later, without replacing another, could not be written: if
+/// an object exists, or if the store would replace it.
+///
+/// # Errors
+/// As [`upload_pieces`].
+pub fn check_upload(url: &str, nbytes: u64, remote: &RemoteOptions, watch: &dyn Watch) -> Result<(), Error> {
+    let shown = redacted(url);
+    let check = |remote: &RemoteOptions, stop: StopFlag<'_>| {
+        let upload = begin(url, remote, false, stop)?;
+        upload.check_absent(stop)?;
+        upload.check_condition(PartPlan::new(nbytes).count > 1, stop)
     };
-    let UploadOptions { overwrite, remote } = options;
-    match upload(remote, *overwrite) {
-        // The bucket is in another region, which the store has named.
+    in_region(remote, |remote| {
+        waited(|stop| check(remote, stop), Path::new(&shown), watch)
+    })
+}
+
+/// Remove the objects at `urls`, and return how many are removed: all before the first that the store refuses to remove.
+///
+/// # Errors
+/// The error of that one, if it is the first; [`Failure::Interrupted`].
+pub fn remove_objects(urls: &[String], remote: &RemoteOptions, watch: &dyn Watch) -> Result<usize, Error> {
+    let mut removed = 0;
+    for url in urls {
+        let shown = redacted(url);
+        let outcome = in_region(remote, |remote| {
+            let remove = |stop: StopFlag<'_>| begin(url, remote, true, stop)?.remove(stop);
+            waited(remove, Path::new(&shown), watch)
+        });
+        match outcome {
+            Ok(()) => removed += 1,
+            Err(_) if removed > 0 => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(removed)
+}
+
+/// Call `work` with the options, and again with the region of the bucket if the store names another one.
+fn in_region<T>(
+    remote: &RemoteOptions,
+    work: impl Fn(&RemoteOptions) -> Result<T, Error>,
+) -> Result<T, Error> {
+    match work(remote) {
         Err(error) if remote.region.is_none() && region_of(&error).is_some() => {
             let mut remote = remote.clone();
             remote.region = region_of(&error).map(ToOwned::to_owned);
-            upload(&remote, *overwrite)
+            work(&remote)
         }
         outcome => outcome,
+    }
+}
+
+/// A file that must not change while it is read.
+#[derive(Debug)]
+struct WholeFile<'p> {
+    file: LocalFile,
+    path: &'p Path,
+}
+
+impl WholeFile<'_> {
+    fn open(path: &Path) -> Result<WholeFile<'_>, Error> {
+        let file = LocalFile::open(path)?;
+        Ok(WholeFile { file, path })
+    }
+}
+
+impl Gather for WholeFile<'_> {
+    fn nbytes(&self) -> u64 {
+        self.file.nbytes()
+    }
+
+    fn waits(&self) -> bool {
+        false
+    }
+
+    fn read(&self, begin: u64, into: &mut [u8], stop: StopFlag<'_>) -> io::Result<()> {
+        let read = read_exactly(&self.file, begin, into, stop);
+        // After each read: the bytes of all parts are then of one version.
+        let unchanged = check_unchanged(&self.file, Some(self.path));
+        let read = read.map_err(|failure| failure.about(Some(self.path), None));
+        unchanged.and(read).map_err(io::Error::other)
     }
 }
 
@@ -236,6 +325,10 @@ fn send_all(
         let message = format!("{} parts were sent, expected {}", all.len(), plan.count);
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message)).step(step::UPLOAD);
     }
+    // A watch may stop the call because a source of the bytes has changed.
+    if watch.interrupted() {
+        return Err(Failure::Interrupted.into());
+    }
     waited(|stop| parts.complete(&all, pieces.nbytes(), stop), path, watch)
 }
 
@@ -250,7 +343,7 @@ struct PartSender<'w, 'a> {
     team: Team<'w, Error>,
     /// Parts that the calling thread has filled.
     ring: Ring,
-    /// Parts with bytes of a header that keeps digests.
+    /// Parts with bytes of a header that keeps digests, or the whole object.
     held: Mutex<Vec<(usize, Pages)>>,
     sent: Mutex<Vec<Option<Part>>>,
 }
@@ -357,10 +450,11 @@ impl PartSender<'_, '_> {
         Ok(())
     }
 
-    /// Send a part, or keep it until the digests are known. Returns the buffer after it was sent.
+    /// Send a part, or keep it until the digests are known, or until all bytes are read if it is the whole object. Returns
+    /// the buffer after it was sent.
     fn send(&self, part: usize, buffer: Pages) -> Result<Option<Pages>, Error> {
         let range = self.range(part);
-        let kept = if self.head_end() > range.start {
+        let kept = if self.head_end() > range.start || matches!(self.sink, Sink::Whole(_)) {
             locked(&self.held).push((part, buffer));
             None
         } else {
@@ -379,13 +473,18 @@ impl PartSender<'_, '_> {
         Ok(())
     }
 
-    /// Send the parts with the header, which has the digests now.
+    /// Send the parts that were kept, with the digests in the header, unless the watch stops the call.
     fn send_held(&mut self, watch: &dyn Watch) -> Result<(), Error> {
-        let Some(sealing) = self.sealing.take() else {
-            return Ok(());
+        if watch.interrupted() {
+            return Err(Failure::Interrupted.into());
+        }
+        let head = match self.sealing.take() {
+            Some(sealing) => {
+                let sealed = sealing.layout().step(step::SEAL);
+                sealed.map_err(|fault| fault.in_save(self.path, 0))?.head
+            }
+            None => Vec::new(),
         };
-        let sealed = sealing.layout().step(step::SEAL);
-        let head = sealed.map_err(|fault| fault.in_save(self.path, 0))?.head;
         let mut held = std::mem::take(&mut *locked(&self.held));
         // In order: a failure is then the same each time.
         held.sort_by_key(|(part, _)| *part);
@@ -393,7 +492,8 @@ impl PartSender<'_, '_> {
         let send = |stop: StopFlag<'_>| {
             for (part, mut buffer) in held {
                 let Range { start, end } = this.range(part);
-                let (start, end) = (saturating_usize(start), saturating_usize(end).min(head.len()));
+                let start = saturating_usize(start).min(head.len());
+                let end = saturating_usize(end).min(head.len());
                 buffer.bytes_mut()[..end - start].copy_from_slice(&head[start..end]);
                 this.send_bytes(part, &buffer, stop)?;
             }
