@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from ._write.edit import Repair, repair, replace_tensor, update_metadata
     from ._write.rearrange import merge, rewrite, split
     from ._write.serialize import deserialize, serialize, serialize_file
+    from ._write.upload import Upload, upload
     from ._write.writer import Writer
     from .typing import StorageOptions, WriteOptions
 
@@ -78,6 +79,7 @@ __all__ = [
     "StorageOptions",
     "TensorInfo",
     "TensorSlice",
+    "Upload",
     "Verification",
     "View",
     "WriteOptions",
@@ -108,6 +110,7 @@ __all__ = [
     "split",
     "stats",
     "update_metadata",
+    "upload",
     "verify",
     "view",
     "warm",
@@ -140,6 +143,7 @@ _LATER = {
         "_write.edit": "Finding Repair repair replace_tensor update_metadata",
         "_write.rearrange": "merge rewrite split",
         "_write.serialize": "deserialize serialize serialize_file",
+        "_write.upload": "Upload upload",
         "_write.writer": "Writer",
         "typing": "StorageOptions WriteOptions",
     }.items()

@@ -19,6 +19,8 @@ DOCUMENTED = documented()
 NOT_RUN = {
     "ingot.download": "the network",
     "ingot.Download": "the network",
+    "ingot.upload": "the network",
+    "ingot.Upload": "the network",
     "ingot.engines.accelerate": "a training loop of accelerate",
     "ingot.engines.accelerate.load_state": "a training loop of accelerate",
     "ingot.engines.accelerate.save_state": "a training loop of accelerate",

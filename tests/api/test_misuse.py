@@ -154,6 +154,7 @@ CALLED = (
     "_read/digest.py",
     "_write/rearrange.py",
     "_write/shards.py",
+    "_write/upload.py",
     "modelspec.py",
 )
 # The names of functions that make an error, and of variables that hold a message.

@@ -146,6 +146,7 @@ def objects(path: Path) -> dict[str, Any]:
         "TensorInfo": file.info("a"),
         "Conversion": ingot.convert(path, converted),
         "Download": ingot.Download("index", 1, 0, None, (ingot.Download("a", 1, 0, None),)),
+        "Upload": ingot.Upload("index", 1, (ingot.Upload("a", 1),)),
         "error": ingot.OptionError("no", code="none"),
     }
 
@@ -168,6 +169,7 @@ KINDS = [
     "TensorInfo",
     "Conversion",
     "Download",
+    "Upload",
     "error",
 ]
 

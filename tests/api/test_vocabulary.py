@@ -79,6 +79,7 @@ OTHERWISE = {
     },
     "destination": {
         "ingot.delta.apply": "None with in_place=True, which changes the source",
+        "ingot.upload": "a URL and nothing else",
         "*.save_state": "what is written to has a `write`, as for save_file",
     },
     "device": {
@@ -142,6 +143,7 @@ OTHERWISE = {
     "source": {
         "ingot.warm": "the page cache has files of this machine only",
         "ingot.download": "a URL and nothing else",
+        "ingot.upload": "a file of this machine and nothing else",
         "ingot.modelspec.read": "the metadata of a file will do",
         "ingot.modelspec.validate": "the metadata of a file will do, and what `read` gives of them",
     },

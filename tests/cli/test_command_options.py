@@ -25,10 +25,13 @@ from ingot._convert.write import Destination
 from ingot._write.cast import planned as planned_cast
 from ingot._write.download import planned as planned_download
 from ingot._write.shards import Place
+from ingot._write.upload import planned as planned_upload
 from ingot.cli import arguments
 from ingot.cli.program import program
+from support import stores
 from support.commands import Ended, every, run
 from support.models import save
+from support.stores import Store
 
 COMMANDS = dict(every(program))
 
@@ -61,6 +64,7 @@ FUNCTIONS: dict[tuple[str, ...], Any] = {
     ("delta", "info"): ingot.delta.info,
     ("repair",): ingot.repair,
     ("download",): ingot.download,
+    ("upload",): ingot.upload,
 }
 # Options without an argument in Python, with the reason.
 EVERYWHERE = {
@@ -245,6 +249,7 @@ CASES: dict[tuple[str, ...], Case] = {
         [URL, "out.bt"],
         {"threads": ["--threads", "2"], "expected_sha256": ["--expected-sha256", "0" * 64]},
     ),
+    ("upload",): Case([PATH, "s3://bucket/run/"]),
     ("completion",): Case(["bash"]),
 }
 # Pairs of options: the first has no effect with the second, and is accepted for the given reason.
@@ -256,6 +261,7 @@ WITHOUT_EFFECT = {
     ("meta", "set", "files", "quiet"): "the model is one file",
     ("meta", "rm", "files", "quiet"): "the model is one file",
     ("download", "threads", "dry_run"): "threads change how files are fetched, not which",
+    ("upload", "overwrite", "dry_run"): "a dry run makes no request",
 }
 
 
@@ -315,6 +321,7 @@ RECORDED: dict[Any, str] = {
         "lora merge --dry-run": ingot.lora.planned,
         "lora convert --dry-run": ingot.lora.renamed,
         "download --dry-run": planned_download,
+        "upload --dry-run": planned_upload,
         "target": arguments.target,
         "existing": Existing.check,
         "place": Place.check,
@@ -375,9 +382,17 @@ def ignored(words: tuple[str, ...], run_with: Callable[..., Outcome]) -> Iterato
             yield from ((*words, other, one) for _ in range(both == alone[one]))
 
 
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with stores.running(is_signed=False) as store:
+        for name, value in store.environment.items():
+            monkeypatch.setenv(name, value)
+        yield store
+
+
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_command_options_all_have_an_effect(
-    words: tuple[str, ...], sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...], sources: Path, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INGOT_DURABLE", "0")
@@ -386,6 +401,7 @@ def test_command_options_all_have_an_effect(
     def run_with(*names: str) -> Outcome:
         added = [word for name in names for word in typed(words, name)]
         folder = tmp_path / "x"
+        store.objects.clear()
         found: Outcome = outcome([*words, *CASES[words].base, *added], sources, folder)
         return found
 

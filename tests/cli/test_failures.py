@@ -44,6 +44,7 @@ MORE = {
     ("delta", "compose"): ["-o", "out"],
     ("repair",): ["out.bt"],
     ("download",): ["out.bt"],
+    ("upload",): ["s3://bucket/x"],
     ("view",): ["--html", "out.html"],
 }
 JSON = [words for words, command in every(program) if has_json(command)]
@@ -75,7 +76,7 @@ def failure(*words: object) -> dict[str, object]:
 
 
 # Commands that copy or hash any file, whatever its contents.
-WHOLE = {("hash",), ("download",)}
+WHOLE = {("hash",), ("download",), ("upload",)}
 
 
 @pytest.mark.parametrize("words", [words for words in READING if words not in WHOLE], ids=" ".join)

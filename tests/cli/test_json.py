@@ -14,6 +14,7 @@ import pytest
 
 import ingot
 import ingot.lora
+from ingot._write.upload import planned as planned_upload
 from ingot.cli.program import COMMANDS, program
 from support.commands import good, run
 from support.models import save
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[list[str], Callable[[], Any]]] = {
     "modelspec validate": ([A], lambda: ingot.modelspec.validate({"modelspec.date": "never"})),
     "repair": ([A, OUT], lambda: ingot.repair(A, OUT, overwrite=True)),
     "stats": ([A, "--all", "--bins", "3"], lambda: ingot.stats(A, bins=3)),
+    "upload": ([A, "s3://bucket/run/", "--dry-run"], lambda: planned_upload(A, "s3://bucket/run/")),
     "verify": ([A], lambda: ingot.verify(A, raises=False)),
 }
 # Their functions return None or a str.

@@ -17,9 +17,11 @@ import numpy
 
 from ingot.cli.program import COMMANDS
 from ingot.numpy import save_file
+from support import stores
 from support.commands import in_a_terminal
 from support.models import minilm
 from support.servers import Answer, Handler, Request, Server, serving
+from support.stores import Store
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "command.md"
 SESSION = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
@@ -52,10 +54,11 @@ def save_adapter(path: Path) -> None:
     save_file(tensors, path)
 
 
-def printed(session: str, folder: Path, hub: Server) -> str:
+def printed(session: str, folder: Path, hub: Server, store: Store) -> str:
     """Return the commands of a session with their current output."""
     plain = {"NO_COLOR": "1", "TERM": "dumb"}
     reach = {"HF_ENDPOINT": hub.url(""), "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": ""}
+    reach |= store.environment
     lines = []
     for line in session.splitlines():
         if line.startswith("$ "):
@@ -82,8 +85,8 @@ def test_session_equals_the_output_of_the_commands(tmp_path: Path) -> None:
     (tmp_path / "rules.json").write_text(f'[{stack}, {{"select": "keys"}}]')
     text = PAGE.read_text(encoding="utf-8")
     assert len(SESSION.findall(text)) >= 3
-    with serving(hub(tmp_path)) as server:
-        renewed = SESSION.sub(lambda session: printed(session[0], tmp_path, server), text)
+    with serving(hub(tmp_path)) as server, stores.running(is_signed=False) as store:
+        renewed = SESSION.sub(lambda session: printed(session[0], tmp_path, server, store), text)
     if os.environ.get("INGOT_RENEW_GOLDEN"):
         PAGE.write_text(renewed, encoding="utf-8")
     assert renewed == PAGE.read_text(encoding="utf-8")

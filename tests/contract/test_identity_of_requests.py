@@ -368,6 +368,15 @@ def save_sharded(url: str, options: Options, folder: Path) -> None:
         )
 
 
+def upload(url: str, options: Options, folder: Path) -> None:
+    for path, data in files().items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_bytes(data)
+    for overwrite in (True, False):
+        ingot.upload(folder / SINGLE, url, overwrite=overwrite, storage_options=options)
+        ingot.upload(folder / "sharded", url, overwrite=overwrite, storage_options=options)
+
+
 BUFFER = {"a": {"dtype": "U8", "shape": [1], "data": b"a"}}
 
 #: Each public function that takes `storage_options` to write, and a call of it.
@@ -379,6 +388,7 @@ WRITES: dict[str, Call] = {
         torch.nn.Linear(2, 2), url, storage_options=options
     ),
     "ingot.torch.save_sharded": save_sharded,
+    "ingot.upload": upload,
     **{
         f"ingot.{module}.save_file": save_file(f"ingot.{module}")
         for module in ("torch", "flax", "tensorflow", "mlx", "paddle")

@@ -29,6 +29,7 @@ import ingot.torch
 from ingot import typing as groups
 from ingot._adapters.face import Whole
 from ingot.numpy import mover, payload, wrap
+from support import stores
 from support.public_api import is_method, parameters, public_api
 
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("options.toml").read_text("utf-8"))
@@ -192,6 +193,13 @@ def download(source: Path, out: Path, /, **options: Any) -> None:
             thread.join()
 
 
+def upload(source: Path, out: Path, /, **options: Any) -> None:
+    with stores.running(is_signed=False) as store, pytest.MonkeyPatch.context() as patch:
+        for name, value in store.environment.items():
+            patch.setenv(name, value)
+        ingot.upload(source, f"s3://bucket/{out.name}", **options)
+
+
 def checkpoint_io(source: Path, out: Path, /, **options: Any) -> None:
     plugin = API["ingot.engines.lightning.CheckpointIO"](**options)
     plugin.save_checkpoint(tensors(), out)
@@ -237,6 +245,7 @@ CALLS: dict[str, Call] = {
     "ingot.cast": lambda source, out, /, **options: ingot.cast(source, out, **{"dtype": "F16", **options}),
     "ingot.check": lambda source, out, /, **options: ingot.check(source, **options),
     "ingot.download": download,
+    "ingot.upload": upload,
     "ingot.engines.lightning.CheckpointIO": checkpoint_io,
     "ingot.diff": lambda source, out, /, **options: ingot.diff(source, source, **options),
     "ingot.delta.apply": lambda source, out, /, **options: ingot.delta.apply(
@@ -500,7 +509,7 @@ def test_write_options_name_the_nearest_key(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if "overwrite" in row["yes"]])
 def test_overwrite_is_needed_to_replace_a_file(name: str, source: Path, tmp_path: Path) -> None:
-    if name in ("ingot.dcp.Writer", "ingot.lora.convert"):
+    if name in ("ingot.dcp.Writer", "ingot.lora.convert", "ingot.upload"):
         pytest.skip("it writes no file with these names")
     is_folder = name in ("ingot.split", "ingot.torch.save_sharded")
     out = tmp_path / "out" if is_folder else tmp_path / "model.safetensors"

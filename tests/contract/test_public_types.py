@@ -45,6 +45,7 @@ RESULTS: list[Any] = [
     ingot.Check("path", 1, (ingot.Problem("nan", "a", "1 of 2 values"),)),
     ingot.Cast("path", "F16", ("a",), 1, 2),
     ingot.Download("path", 1, 1, None),
+    ingot.Upload("url", 1),
     modelspec.ModelSpec(title="t"),
     delta.Delta("1", "2", "3", "4", "5", 7, {"a": CHANGED}, [], [], []),
     lora.Merged("path", ("a",), (), 1, 4),

@@ -335,10 +335,10 @@ def _tensors() -> dict[str, object]:
 
 
 def is_place(parameter: inspect.Parameter) -> bool:
-    """Return whether a parameter takes a path or a URL: by its type, or for `download` by its name."""
+    """Return whether a parameter takes a path or a URL: by its type, or if that is a str by its name."""
     annotation = str(parameter.annotation)
     return bool(re.search(r"\bPath|PathLike|\bSource\b", annotation)) or (
-        parameter.name in ("source", "filename") and parameter.default is parameter.empty
+        parameter.name in ("source", "filename", "destination") and parameter.default is parameter.empty
     )
 
 
@@ -477,7 +477,7 @@ WRITERS = {
 STORED = [
     writer
     for writer in WRITERS
-    if re.search(r"\.(save_file|save_model|save_sharded|save_state|serialize_file)\(", writer)
+    if re.search(r"\.(save_file|save_model|save_sharded|save_state|serialize_file|upload)\(", writer)
 ]
 
 
@@ -513,9 +513,13 @@ def test_url_is_rejected_as_a_destination(writer: str, server: Server, tmp_path:
         if "source" in given and "download" in writer:
             given["source"] = server.url()
         before, asked = sorted(tmp_path.rglob("*")), len(server.requests)
+        if "upload" in writer and not isinstance(url, str):
+            # Only a URL is a destination.
+            continue
         with pytest.raises(ingot.OptionError) as caught:
             function(**given)
-        assert caught.value.code == ("bad-url" if kind == "file" else "url-for-path")
+        is_invalid = kind == "file" or "upload" in writer
+        assert caught.value.code == ("bad-url" if is_invalid else "url-for-path")
         assert (sorted(tmp_path.rglob("*")), len(server.requests)) == (before, asked)
 
 

@@ -28,7 +28,7 @@ pytest.importorskip("botocore", reason="botocore verifies signatures, and is not
 import ingot.torch  # noqa: E402
 
 #: Saves of the generator of faults.
-ROUNDS = int(os.environ.get("INGOT_UPLOADS", "20"))
+ROUNDS = int(os.environ.get("INGOT_UPLOADS", "10"))
 SEED = int(os.environ.get("INGOT_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 
 FOLDER, INDEX = "/models/run 1/", "/models/run 1/model.safetensors.index.json"

@@ -131,6 +131,12 @@ class Store:
         keys = {"access_key_id": KEY, "secret_access_key": SECRET} if self.is_signed else {"anonymous": True}
         return {"endpoint": self.server.url(""), "region": "eu-west-1", **keys}
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which a program reaches the store."""
+        keys = {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
+        return {"AWS_ENDPOINT_URL": self.server.url(""), "AWS_REGION": "eu-west-1", **keys}
+
     def data(self, path: str) -> bytes | None:
         """Return the bytes that readers of a path see."""
         found = self.objects.get(path)

@@ -38,7 +38,7 @@ SECTIONS = {
         "delta",
         "repair",
     ),
-    "Fetch": ("download", "credentials"),
+    "Transfer": ("download", "upload", "credentials"),
     "Shell": ("completion",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
