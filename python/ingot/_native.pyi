@@ -943,9 +943,10 @@ class Sources:
         durable: bool = True,
         overwrite: bool = False,
         replace_read_only: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Write a file of `picks`: a source, the number of a tensor in it, the name in the new file.
+        """Write a file or an object of `picks`: a source, the number of a tensor in it, the new name.
 
         Aliases are kept. If `inherit`, digests of tensors are copied; otherwise `checksums` are computed.
         ModelSpec's hash in `metadata`, if there is one, must be of the source with the same data. A training

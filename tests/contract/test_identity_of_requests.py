@@ -368,6 +368,17 @@ def save_sharded(url: str, options: Options, folder: Path) -> None:
         )
 
 
+def rearrange(name: str) -> Call:
+    def write(url: str, options: Options, folder: Path) -> None:
+        path = folder / "source.safetensors"
+        path.write_bytes(files()[SINGLE])
+        source = [path] if name == "merge" else path
+        for overwrite in (True, False):
+            getattr(ingot, name)(source, url, overwrite=overwrite, storage_options=options)
+
+    return write
+
+
 def upload(url: str, options: Options, folder: Path) -> None:
     for path, data in files().items():
         (folder / path).parent.mkdir(exist_ok=True)
@@ -389,6 +400,7 @@ WRITES: dict[str, Call] = {
     ),
     "ingot.torch.save_sharded": save_sharded,
     "ingot.upload": upload,
+    **{f"ingot.{name}": rearrange(name) for name in ("merge", "rewrite", "split")},
     **{
         f"ingot.{module}.save_file": save_file(f"ingot.{module}")
         for module in ("torch", "flax", "tensorflow", "mlx", "paddle")

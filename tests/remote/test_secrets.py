@@ -477,7 +477,7 @@ WRITERS = {
 STORED = [
     writer
     for writer in WRITERS
-    if re.search(r"\.(save_file|save_model|save_sharded|save_state|serialize_file|upload)\(", writer)
+    if re.search(r"\.(merge|rewrite|save_\w+|serialize_file|split|upload)\(", writer)
 ]
 
 

@@ -14,7 +14,7 @@ use ingot_format::{
     CHECKSUMS_KEY, Checksums, Dtype, Excerpt, Format, LayoutOptions, SHARED_KEY, SharedName, Spec, layout,
     nbytes, parse_shared, render_shared,
 };
-use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, assemble};
+use ingot_io::binding::{Alias, Inherit, Pick, Role, aliases, assemble, save_pieces};
 use ingot_io::{Algorithm, Archive, OpenOptions, SaveOptions, Unwatched};
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
@@ -224,12 +224,12 @@ fn put_together(input: &mut Unstructured<'_>, sources: &[Source]) -> Result<()> 
     let (format, order, path) = (Format::Safetensors, LayoutOptions::default(), place("new"));
     match assemble(
         &path,
+        |pieces, watch| save_pieces(&path, pieces, &options, watch),
         &picks,
         None,
         Inherit::Digests,
         format,
         &order,
-        &options,
         &Unwatched,
     ) {
         Ok(()) => {

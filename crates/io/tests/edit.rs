@@ -7,16 +7,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ingot_format::{
-    Align, Dtype, Format, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with, serialize,
+    Align, Dtype, Format, FormatError, Index, LayoutOptions, SafeTensors, Spec, TensorView, layout_with,
+    serialize,
 };
-use ingot_io::binding::{Inherit, Pick, Role, aliases, assemble};
+use ingot_io::binding::{Inherit, Pick, Pieces, Role, aliases, assemble, save_pieces};
 use ingot_io::{
-    Appender, Archive, Edited, MetadataChange, OpenOptions, Payload, SaveOptions, Unwatched, Watch, Writer,
-    replace_tensor, save, update_metadata,
+    Appender, Archive, Edited, Error, MetadataChange, OpenOptions, Payload, SaveOptions, Unwatched, Watch,
+    Writer, replace_tensor, save, update_metadata,
 };
 use proptest::prelude::*;
 
 const FAST: SaveOptions = SaveOptions::new().durable(false);
+
+/// Returns the function by which [`assemble`] writes to `path`.
+fn saving(path: &Path) -> impl FnOnce(Result<Pieces<'_>, FormatError>, &dyn Watch) -> Result<(), Error> {
+    move |pieces, watch| save_pieces(path, pieces, &FAST, watch)
+}
 
 type Tensors = BTreeMap<String, Vec<u8>>;
 type Pairs = BTreeMap<String, String>;
@@ -184,7 +190,7 @@ proptest! {
             names.iter().map(|&(at, number, name)| Pick { tensor: files[at].tensor(number).unwrap(), name, role: Role::Tensor }).collect();
         let pairs = metadata.as_ref().map(borrowed);
         let (merged, saved) = (folder.path().join("merged"), folder.path().join("saved"));
-        assemble(&merged, &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &FAST, &Unwatched).unwrap();
+        assemble(&merged, saving(&merged), &picks, pairs.as_deref(), Inherit::Digests, format(to), &LayoutOptions::default(), &Unwatched).unwrap();
         write(&saved, &whole, metadata.as_ref(), format(to), &LayoutOptions::default());
         prop_assert!(fs::read(&merged).unwrap() == fs::read(&saved).unwrap());
     }
@@ -270,12 +276,12 @@ fn names_that_share_a_tensor_keep_their_values_whichever_of_them_are_picked() {
         ];
         assemble(
             &out,
+            saving(&out),
             &picks,
             Some(&pairs),
             Inherit::Digests,
             Format::Safetensors,
             &LayoutOptions::default(),
-            &FAST,
             &Unwatched,
         )
         .unwrap();
@@ -545,12 +551,12 @@ fn two_files_with_one_name_are_both_named() {
     let out = folder.path().join("out");
     let fault = assemble(
         &out,
+        saving(&out),
         &picks,
         None,
         Inherit::Digests,
         Format::Safetensors,
         &LayoutOptions::default(),
-        &FAST,
         &Unwatched,
     )
     .unwrap_err();

@@ -15,7 +15,7 @@ use crate::header::{TensorInfo, texts};
 use crate::intake::{Exporter, borrowed, metadata};
 use crate::open::{Checkpoint, leniency_of};
 use crate::paths::file_path;
-use crate::serialize::{format_of, keep, save_options};
+use crate::serialize::{Target, format_of, keep, save_options};
 use crate::shards;
 use crate::tensor::memoryview;
 use crate::watch::Signals;
@@ -278,7 +278,7 @@ impl Sources {
     /// file.
     #[pyo3(signature = (
         path, picks, metadata, format, *, inherit = false, checksums = Vec::new(), reserve = 0, align = 8,
-        durable = true, overwrite = false, replace_read_only = false, progress = None,
+        durable = true, overwrite = false, replace_read_only = false, storage_options = None, progress = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "one for each keyword that Python has")]
     fn write(
@@ -295,13 +295,17 @@ impl Sources {
         durable: bool,
         overwrite: bool,
         replace_read_only: bool,
+        storage_options: Option<&Bound<'_, PyDict>>,
         progress: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let path = file_path(path)?;
+        let target = Target::new(
+            path,
+            save_options(durable, overwrite, replace_read_only),
+            storage_options,
+        )?;
         let format = format_of(format)?;
         let pairs = crate::intake::metadata(metadata)?;
         let layout = crate::serialize::layout_options(reserve, align)?;
-        let options = save_options(durable, overwrite, replace_read_only);
         let picks = self.picks(py, &picks)?;
         let inherit = if inherit {
             Inherit::Digests
@@ -313,13 +317,13 @@ impl Sources {
         Signals::telling(progress).run(py, |signals| {
             let pairs = pairs.as_deref().map(borrowed);
             ingot_io::binding::assemble(
-                &path,
+                &target.shown(),
+                |pieces, watch| target.save(pieces, watch),
                 &picks,
                 pairs.as_deref(),
                 inherit,
                 format,
                 &layout,
-                &options,
                 signals,
             )
         })

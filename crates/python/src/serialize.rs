@@ -46,16 +46,11 @@ pub(crate) fn prepare(
     storage_options: Option<&Bound<'_, PyDict>>,
     checksums: Vec<String>,
 ) -> PyResult<NewFile> {
-    let target = if is_store(path) {
-        let remote = remote_options(storage_options)?;
-        Target::Object(path.extract()?, Box::new(UploadOptions { overwrite, remote }))
-    } else {
-        let mut options = save_options(durable, overwrite, replace_read_only);
-        if overwrite && !atomic {
-            options = options.replace(Replace::InPlace);
-        }
-        Target::File(file_path(path)?, options)
-    };
+    let mut options = save_options(durable, overwrite, replace_read_only);
+    if overwrite && !atomic {
+        options = options.replace(Replace::InPlace);
+    }
+    let target = Target::new(path, options, storage_options)?;
     let path = target.shown();
     let exporter = Exporter::new(export, payload);
     let form = Form {
@@ -87,14 +82,32 @@ pub(crate) struct NewFile {
 }
 
 /// The destination of a file.
-enum Target {
+pub(crate) enum Target {
     File(PathBuf, SaveOptions),
     /// An object of a store, by its URL.
     Object(String, Box<UploadOptions>),
 }
 
 impl Target {
-    fn shown(&self) -> PathBuf {
+    /// Return the destination at a path or at the URL of a store.
+    pub(crate) fn new(
+        path: &Bound<'_, PyAny>,
+        options: SaveOptions,
+        storage_options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Target> {
+        if !is_store(path) {
+            return Ok(Target::File(file_path(path)?, options));
+        }
+        let overwrite = options.replace != Replace::Nothing;
+        let remote = remote_options(storage_options)?;
+        Ok(Target::Object(
+            path.extract()?,
+            Box::new(UploadOptions { overwrite, remote }),
+        ))
+    }
+
+    /// Return the path or the URL without its secrets.
+    pub(crate) fn shown(&self) -> PathBuf {
         match self {
             Target::File(path, _) => path.clone(),
             Target::Object(url, _) => redacted(url).into(),
@@ -103,16 +116,21 @@ impl Target {
 
     fn write(&self, head: &NewHeader, data: &Data, signals: &Signals) -> Result<(), Error> {
         match (data, self) {
-            (Data::Tensors(tensors), Target::File(path, options)) => {
-                let payloads = payloads(tensors);
-                save_pieces(path, Pieces::of_new(head, &payloads), options, signals)
-            }
-            (Data::Tensors(tensors), Target::Object(url, options)) => {
-                let payloads = payloads(tensors);
-                upload_pieces(url, Pieces::of_new(head, &payloads), options, signals)
-            }
+            (Data::Tensors(tensors), _) => self.save(Pieces::of_new(head, &payloads(tensors)), signals),
             (Data::Snapshot(copy), Target::File(path, options)) => copy.save(path, head, options, signals),
             (Data::Snapshot(copy), Target::Object(url, options)) => copy.upload(url, head, options, signals),
+        }
+    }
+
+    /// Write a file of these pieces.
+    pub(crate) fn save(
+        &self,
+        pieces: Result<Pieces<'_>, FormatError>,
+        watch: &dyn Watch,
+    ) -> Result<(), Error> {
+        match self {
+            Target::File(path, options) => save_pieces(path, pieces, options, watch),
+            Target::Object(url, options) => upload_pieces(url, pieces, options, watch),
         }
     }
 }

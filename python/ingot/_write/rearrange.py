@@ -15,7 +15,8 @@ from ingot._base.layouts import Rule, Rules
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import _escaped, _quoted, located
-from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources
+from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources, check_upload, is_url
+from ingot._native import destination as destination_of
 from ingot._read.door import open_checkpoint
 from ingot.errors import AdapterError, OptionError, SaveError
 from ingot.typing import Dtype, Format, Keys, Path, RewriteOptions, Source, Tell
@@ -74,7 +75,17 @@ class Writing(NamedTuple):
         how, kind = self.saving, format_for(path, self.saving.format)
         inherit = self.is_inherited and how.checksums is None
         options = {"inherit": inherit, **how.layout(), **how.of_named_file()}
+        options["storage_options"] = how.storage_options
         opened.write(path, picks, metadata, kind, progress=tell, **options)
+
+    def check(self, path: str | bytes) -> None:
+        """Raise if `path` is a URL for which options do not fit, or with an object that must stay."""
+        how = self.saving
+        if isinstance(path, str) and is_url(path):
+            how.check_url(path)
+            if not how.overwrite:
+                # The condition of the last request decides, but most conflicts exist before the first one.
+                check_upload(path, 0, how.storage_options)
 
 
 def opened(sources: Iterable[Source], how: Loading, leniency: Leniency = "accept") -> Sources:
@@ -147,8 +158,8 @@ def merge(
         The files, in either format or in both, or sharded checkpoints, as for `ingot.open`. The tensors of a
         URL or an object are read while they are written, and no others.
     destination : str, bytes or os.PathLike
-        Where to write. With `overwrite` it may be one of the sources, which stays until the new file is
-        complete.
+        Where to write: a path, or a URL of ``s3://`` or ``az://``. With `overwrite` it may be one of the
+        sources, which stays until the new file is complete.
     on_duplicate : {"error", "first", "last"}
         What to do with a name that occurs in several sources: fail, or take the tensor of the first or the
         last source.
@@ -206,7 +217,7 @@ def merge(
     >>> len(ingot.open("merged.safetensors"))
     2
     """
-    given = checked(merge, locals())
+    given = checked(merge, locals(), destination=destination_of)
     how, listed = _writing(merge, given), given["sources"]
     if not listed:
         raise OptionError("merge(): sources is empty: expected one source or more", code="no-sources")
@@ -225,6 +236,7 @@ def merge(
             by_name[pick[2]] = pick
         picks = list(by_name.values())
     picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
+    how.check(path)
     with reporting_on(how.saving.progress, "Merging", path) as tell:
         how.write(held, path, picks, pairs, tell)
 
@@ -250,7 +262,8 @@ def rewrite(
     source : ingot.typing.Source
         The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
-        Where to write; it may be `source`. An existing file stays until the new file is complete.
+        Where to write: a path, or a URL of ``s3://`` or ``az://``. It may be `source`. An existing file stays
+        until the new file is complete.
     rename : dict of str to str, or callable, optional
         A new name for some tensors, or a callable that returns the new name of each selected tensor. Aliases
         are among them.
@@ -313,7 +326,7 @@ def rewrite(
     >>> ingot.open("renamed.safetensors").keys()
     ['embed.weight', 'lm_head.weight']
     """
-    given = checked(rewrite, locals(), rename=known_renaming)
+    given = checked(rewrite, locals(), rename=known_renaming, destination=destination_of)
     how = _writing(rewrite, given)
     new: str | bytes = given["destination"]
     held = opened([source], Loading.among(given))
@@ -327,6 +340,7 @@ def rewrite(
         warn(f"rewrite(): {message}", stacklevel=2)
     picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
     removed = _parts(source, Loading.among(given))
+    how.check(new)
     with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
     return removed
@@ -360,7 +374,8 @@ def split(
     source : ingot.typing.Source
         The file, in either format, or a sharded checkpoint, as for `ingot.open`.
     destination : str, bytes or os.PathLike
-        Where to write: a directory, which is created if it does not exist.
+        Where to write: a directory, which is created if it does not exist, or a folder of a store, as for
+        `ingot.torch.save_sharded`.
     max_shard_size : int or str
         The most bytes of tensors in a file: a number, or a number with ``KB``, ``MB``, ``GB`` or ``TB``,
         which are powers of 1000. A larger tensor gets a file of its own.
@@ -399,14 +414,18 @@ def split(
     >>> len(ingot.open("shards").shards)
     2
     """
-    given = checked(split, locals())
+    given = checked(split, locals(), destination=destination_of)
     from .shards import Place, index, write
     from .shards import split as planned
+    from .stores import place_at, write_objects
 
     limit: int = given["max_shard_size"]
     how = _writing(split, given)
-    place = Place(destination, filename_pattern)
-    place.check(how.saving.existing)
+    place = place_at(given["destination"], filename_pattern)
+    if isinstance(place, Place):
+        place.check(how.saving.existing)
+    else:
+        how.saving.check_url(place.directory)
     held = opened([source], Loading.among(given))
     names, sizes = held.names(0), held.sizes(0)
     whole_file = [(0, number, name) for number, name in enumerate(names)]
@@ -416,7 +435,7 @@ def split(
     shards = planned(sizes, limit)
     files = place.names(len(shards))
     whole: dict[str, object] | None = None
-    if len(shards) == 1:
+    if len(shards) == 1 and isinstance(place, Place):
         of_file |= pairs
     else:
         pairs = {key: value for key, value in pairs.items() if key != "format"}
@@ -440,7 +459,13 @@ def split(
 
     with reporting_on(how.saving.progress, "Splitting", held.path(0)) as tell:
         steps = Several(tell, sum(sizes))
-        write(place, dict(zip(files, shards, strict=True)), save, whole, how.saving)
+        inside = dict(zip(files, shards, strict=True))
+        if isinstance(place, Place):
+            write(place, inside, save, whole, how.saving)
+        else:
+            write_objects(
+                place, files, lambda file: save(place.path(file), inside[file]), whole or {}, how.saving
+            )
 
 
 # The names of tensors by which LoRA, LoHa and LoKr are known.

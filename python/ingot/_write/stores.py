@@ -10,10 +10,10 @@ from typing import Any
 from ingot._base.checks import SUFFIX, checked_pattern
 from ingot._base.options import Saving
 from ingot._base.text import _escaped
-from ingot._native import check_upload, fetch_beside, remove_objects, replace_object, shown_url
+from ingot._native import check_upload, fetch_beside, is_url, remove_objects, replace_object, shown_url
 from ingot.typing import StorageOptions
 
-from .shards import rendered
+from .shards import Place, rendered
 
 # More than an index has.
 _MOST_NBYTES = 1 << 28
@@ -47,6 +47,13 @@ class Folder:
 
     def _named(self, number: str) -> str:
         return self._pattern.replace(SUFFIX, f"-{number}-{self._save}")
+
+
+def place_at(destination: str | bytes, pattern: str) -> Place | Folder:
+    """Return the directory or the folder of a store where a checkpoint is written."""
+    if isinstance(destination, str) and is_url(destination):
+        return Folder(destination, pattern)
+    return Place(destination, pattern)
 
 
 def write_objects(

@@ -13,13 +13,13 @@ import ingot
 from ingot._base.options import Saving, argument, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import located
-from ingot._native import NewFile, is_url, shown_url
+from ingot._native import NewFile, shown_url
 from ingot._native import destination as destination_of
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._write.directory import new_prefix
 from ingot._write.save import new_file, put_later
 from ingot._write.shards import Place, index, split, write
-from ingot._write.stores import Folder, write_objects
+from ingot._write.stores import Folder, place_at, write_objects
 from ingot.errors import OptionError, SaveError
 from ingot.typing import CopyOptions, Path, StorageOptions
 
@@ -166,7 +166,7 @@ def save_sharded(
     def asked() -> _Asked:
         given: Any = checked(save_sharded, arguments, destination=destination_of)
         how, limit = Saving.among(save_sharded, given), given["max_shard_size"]
-        place = _place(given["destination"], filename_pattern)
+        place = place_at(given["destination"], filename_pattern)
         if isinstance(place, Folder):
             how.check_url(place.directory)
         elif background or together:
@@ -194,12 +194,6 @@ class _Asked(NamedTuple):
         # Credentials are not sent to other ranks, which save to a directory.
         how = self.how._replace(durable=self.how.flush, progress=False, storage_options=None)
         return {**own, "max_shard_size": self.limit, **how._asdict()}
-
-
-def _place(destination: str | bytes, pattern: str) -> Place | Folder:
-    if isinstance(destination, str) and is_url(destination):
-        return Folder(destination, pattern)
-    return Place(destination, pattern)
 
 
 def _are_distributed(tensors: Mapping[str, torch.Tensor]) -> bool:

@@ -15,9 +15,8 @@ use crate::checkpoint::aliases::{refused, unit};
 use crate::digest::{Keep, NewHeader};
 use crate::error::{EditError, Error, Failure, of_step, step, unstorable};
 use crate::file::Archive;
-use crate::options::SaveOptions;
 use crate::payload::{Payload, Scattered};
-use crate::save::{Pieces, save_pieces};
+use crate::save::Pieces;
 use crate::verify::digest_of;
 use crate::watch::Watch;
 
@@ -34,8 +33,9 @@ pub enum Inherit {
     Computed(Keep),
 }
 
-/// Write a file at `path` with `picks` and `metadata`: byte for byte the file that saving the same tensors writes. The
-/// kernel copies their bytes, or shares them if the file system can, so that this takes hardly any memory.
+/// Write a file with `picks` and `metadata` by `save`: byte for byte the file that saving the same tensors writes. In a file
+/// at a path, the kernel copies their bytes, or shares them if the file system can, so that this takes hardly any memory.
+/// `path` is the name of the new file in errors. `save` stops if its watch says so.
 ///
 /// Entries of `metadata` under [`RECORD_KEYS`](crate::binding::RECORD_KEYS) describe other files. The record of shared
 /// tensors is made from the picks, and the record of digests according to `inherit`. ModelSpec's hash, if `metadata`
@@ -50,12 +50,12 @@ pub enum Inherit {
 #[allow(clippy::too_many_arguments, reason = "where, of what, and how")]
 pub fn assemble(
     path: &Path,
+    save: impl FnOnce(Result<Pieces<'_>, FormatError>, &dyn Watch) -> Result<(), Error>,
     picks: &[Pick<'_>],
     metadata: Option<&[(&str, &str)]>,
     inherit: Inherit,
     format: Format,
     layout_options: &LayoutOptions,
-    options: &SaveOptions,
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     refuse_twice(path, picks)?;
@@ -107,7 +107,7 @@ pub fn assemble(
     let payloads: Vec<Payload<'_>> = extents.iter().map(Extent::payload).collect();
     let check = || picks.chunk_by(same_file).try_for_each(|run| check(run[0].file()));
     let guard = Guard::new(watch, &check);
-    let saved = save_pieces(path, Pieces::of_all(&head, &payloads), options, &guard);
+    let saved = save(Pieces::of_all(&head, &payloads), &guard);
     let saved = saved.or_else(|fault| match fault {
         // The likeliest reason why a file cannot be copied, and the more useful error.
         _ if matches!(fault.failure(), Failure::Write { .. }) => check().and(Err(fault)),
