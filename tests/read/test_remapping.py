@@ -328,3 +328,33 @@ def test_aliases_can_be_renamed(tmp_path):
         "new.head": whole.tolist(),
         "new.row": whole[1].tolist(),
     }
+
+
+def test_elements_that_share_bytes_are_refused_by_name(tmp_path):
+    path = tmp_path / "packed.safetensors"
+    values = np.arange(48).reshape(6, 8) % 16
+    ingot.numpy.save_file({"a": values.astype(ml_dtypes.float4_e2m1fn), "b": np.ones(3)}, path)
+    rest = select("*")
+    assert refused(path, transpose("a"), rest) == ("invalid-pieces", "a")
+    assert refused(path, split(["x", "y"], "a", dim=1, sizes=[3, 5]), rest) == ("invalid-pieces", "x")
+    assert refused(path, cast("*", "F32")) == ("no-conversion", "a")
+
+
+def test_cast_converts_powers_of_two(tmp_path):
+    path = tmp_path / "scales.safetensors"
+    scales = np.array([0.25, 1, 8])
+    ingot.numpy.save_file({"s": scales.astype(ml_dtypes.float8_e8m0fnu)}, path)
+    found = ingot.numpy.load_file(path, remap=[cast("*", "F32")])["s"]
+    assert (found.dtype, found.tolist()) == (np.float32, scales.tolist())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(rename("a", "b.{i}"), stack("a", "b.{e}", dim=1), concat("a", ["b", "c"], shard="each")),
+        *(interleave("a", ["b", "c"], groups=2, dim=1), split(["a", "b"], "c", sizes=[1, 2])),
+        *(transpose("*", dims=[1, 0]), cast("*", "BF16"), select(["a"]), drop("a"), remap.unwrap("ddp")),
+    ],
+)
+def test_rules_print_as_the_call_that_returns_them(rule):
+    assert eval(repr(rule), vars(remap)) == rule

@@ -47,6 +47,7 @@ pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Failure::UnknownBackend(_) | Failure::InvalidThreads(_) => "OptionError",
         Failure::Conversion { .. } => "DtypeError",
         Failure::Dequantization(_) => "ConversionError",
+        Failure::Pieces(_) => "RemapError",
         Failure::Destination(_) => "DestinationError",
         Failure::Edit(fault) => edit_class(fault),
         Failure::Checksums(_) | Failure::NoDigest | Failure::Digest(_) => "IntegrityError",

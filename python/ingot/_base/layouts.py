@@ -5,23 +5,39 @@ Functions of `ingot.remap` return them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 Wrapper = Literal["torch.compile", "ddp", "fsdp"]
 
 
-@dataclass(frozen=True)
-class Rename:
+class _Call:
+    """A rule that prints as the call that returns it."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.lower()}({', '.join(self._arguments())})"
+
+    def _arguments(self) -> Iterator[str]:
+        for one in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, one.name)
+            text = repr([*value] if isinstance(value, tuple) else value)
+            if one.default is MISSING:
+                yield text
+            elif value != one.default:
+                yield f"{one.name}={text}"
+
+
+@dataclass(frozen=True, repr=False)
+class Rename(_Call):
     """The rule of `rename`."""
 
     new: str
     old: str
 
 
-@dataclass(frozen=True)
-class Stack:
+@dataclass(frozen=True, repr=False)
+class Stack(_Call):
     """The rule of `stack`."""
 
     new: str
@@ -29,8 +45,8 @@ class Stack:
     dim: int = 0
 
 
-@dataclass(frozen=True)
-class Join:
+@dataclass(frozen=True, repr=False)
+class Join(_Call):
     """The rule of `concat` and `interleave`."""
 
     new: str
@@ -40,9 +56,13 @@ class Join:
     groups: int = 1
     shard: Literal["each"] | None = None
 
+    def __repr__(self) -> str:
+        name = "concat" if self.groups == 1 else "interleave"
+        return f"{name}({', '.join(self._arguments())})"
 
-@dataclass(frozen=True)
-class Split:
+
+@dataclass(frozen=True, repr=False)
+class Split(_Call):
     """The rule of `split`."""
 
     new: tuple[str, ...]
@@ -52,41 +72,44 @@ class Split:
     groups: int = 1
 
 
-@dataclass(frozen=True)
-class Transpose:
+@dataclass(frozen=True, repr=False)
+class Transpose(_Call):
     """The rule of `transpose`."""
 
     keys: Any
     dims: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True)
-class Cast:
+@dataclass(frozen=True, repr=False)
+class Cast(_Call):
     """The rule of `cast`."""
 
     keys: Any
     dtype: str
 
 
-@dataclass(frozen=True)
-class Select:
+@dataclass(frozen=True, repr=False)
+class Select(_Call):
     """The rule of `select`."""
 
     keys: Any
 
 
-@dataclass(frozen=True)
-class Drop:
+@dataclass(frozen=True, repr=False)
+class Drop(_Call):
     """The rule of `drop`."""
 
     keys: Any
 
 
-@dataclass(frozen=True)
-class Unwrap:
+@dataclass(frozen=True, repr=False)
+class Unwrap(_Call):
     """The rule of `unwrap`."""
 
     wrappers: tuple[Wrapper, ...]
+
+    def __repr__(self) -> str:
+        return f"unwrap({', '.join(map(repr, self.wrappers))})"
 
 
 Rule: TypeAlias = Rename | Stack | Join | Split | Transpose | Cast | Select | Drop | Unwrap

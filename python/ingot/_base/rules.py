@@ -244,7 +244,8 @@ def cast(keys: Keys, dtype: Dtype) -> Cast:
     Parameters
     ----------
     keys : str, ingot.typing.Glob, iterable of str or callable
-        Which tensors, as the option `keys` of `load_file`. Tensors that are not floats stay as they are.
+        Which tensors, as the option `keys` of `load_file`. Tensors that are not floats stay as they are. F4
+        and F6 are not converted: loading raises `RemapError`.
     dtype : ingot.typing.Dtype
         The new dtype.
 

@@ -215,7 +215,7 @@ class _Table:
         """Return the error of a rule."""
         where = "" if self.path is None else f"{_escaped(self.path)}: "
         about = "" if tensor is None or rule is None else f"tensor {_quoted(tensor)}: "
-        by = "" if rule is None else f"{rule}: "
+        by = "" if rule is None else f"{brief(rule)}: "
         return RemapError(f"{where}{by}{about}{reason}", code=code, path=self.path, tensor=tensor)
 
 
@@ -591,7 +591,10 @@ def _transpose(table: _Table, rule: kinds.Transpose) -> bool:
 
 def _cast(table: _Table, rule: kinds.Cast) -> bool:
     def converted(name: str, one: Virtual) -> Virtual:
-        if one.dtype not in FLOATS or one.dtype == rule.dtype:
+        if one.dtype in PACKED:
+            reason = f"{one.dtype} is not converted to {rule.dtype} — leave the tensor out of keys"
+            raise table.error(rule, reason, "no-conversion", name)
+        if one.dtype not in (*FLOATS, "F8_E8M0") or one.dtype == rule.dtype:
             return one
         boxes = tuple(box._replace(casts=(*box.casts, rule.dtype)) for box in one.boxes)
         return one._replace(dtype=rule.dtype, boxes=boxes)

@@ -205,9 +205,11 @@ impl Loops {
         };
         match width(stored).1 {
             None => Ok(loops),
-            Some(bits) => loops
-                .in_bytes(bits)
-                .ok_or_else(|| misfit("a piece does not begin and end at a byte")),
+            Some(bits) => loops.in_bytes(bits).ok_or_else(|| {
+                misfit(&format!(
+                    "elements of {stored} share bytes, and are moved only with their byte"
+                ))
+            }),
         }
     }
 
