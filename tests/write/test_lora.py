@@ -380,6 +380,11 @@ def loha(*shapes: tuple[int, ...]) -> Tensors:
     return of_module(**{part: ones(*shape) for part, shape in zip(parts, shapes, strict=True)})
 
 
+def with_whole(*names: str, shape: tuple[int, ...] = (6, 4), value: float = 1) -> Any:
+    tensors, config = peft()
+    return {**tensors, **{f"base_model.model.{name}": value * ones(*shape) for name in names}}, config
+
+
 FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "a module that the base lacks": (lambda: kohya("lora_unet_layers_9_q_proj"), "unused-tensors"),
     "a half of a pair": (lambda: without("lora_up.weight"), "incomplete-module"),
@@ -430,6 +435,24 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "LoHa of vectors": (lambda: loha((6,), (4,), (6,), (4,)), "shape-mismatch"),
     "LoHa of two widths": (lambda: loha((6, 2), (2, 4), (6, 2), (2, 5)), "shape-mismatch"),
     "LoHa that broadcasts": (lambda: loha((6, 2), (2, 4), (1, 2), (2, 4)), "shape-mismatch"),
+    "factors of NaN": (
+        lambda: {**kohya(), **of_module(**{"lora_up.weight": ones(6, 2) * np.nan})},
+        "not-finite",
+    ),
+    "factors beyond float32": (lambda: peft({"lora_alpha": 1e300}), "not-finite"),
+    "magnitudes of a matrix": (lambda: {**kohya(), **of_module(dora_scale=ones(3, 2))}, "shape-mismatch"),
+    "a module that is changed and replaced": (
+        lambda: with_whole("model.layers.0.q_proj.modules_to_save.weight"),
+        "ambiguous-module",
+    ),
+    "two replacements of a tensor": (
+        lambda: with_whole("conv.weight", "conv.modules_to_save.weight", shape=(4, 3, 2, 2)),
+        "ambiguous-module",
+    ),
+    "a replacement beyond float16": (
+        lambda: with_whole("model.layers.1.q_proj.weight", value=1e5),
+        "not-finite",
+    ),
     "a longer bias": (lambda: of_module(diff_b=ones(7)), "shape-mismatch"),
     "a shorter bias": (lambda: of_module(diff_b=ones(5)), "shape-mismatch"),
     "a kernel of another order": (lambda: {"lora_unet_conv.diff": ones(4, 2, 2, 3)}, "shape-mismatch"),
@@ -462,6 +485,28 @@ def test_module_of_two_names_is_rejected(base: Path, tmp_path: Path) -> None:
     weights = {f"{part}.layers.0.q_proj.weight": np.ones((6, 4), "f4") for part in ("text", "vision")}
     both = saved(tmp_path, "both.safetensors", weights)
     assert failure(both, saved(tmp_path, "a.safetensors", kohya())).code == "ambiguous-module"
+
+
+def test_scale_beyond_the_dtype_is_rejected(base: Path, tmp_path: Path) -> None:
+    error = failure(base, saved(tmp_path, "a.safetensors", kohya()), scale=1e308)
+    assert (error.code, error.tensor) == ("not-finite", "model.layers.0.q_proj.weight")
+
+
+def test_infinities_of_the_base_stay(tmp_path: Path) -> None:
+    values = np.ones((6, 4), "f4")
+    values[0, 0], values[1, 1] = -np.inf, np.nan
+    base = saved(tmp_path, "base.safetensors", {"layers.0.q_proj.weight": values})
+    found = merged(base, saved(tmp_path, "a.safetensors", kohya()))["layers.0.q_proj.weight"]
+    assert np.array_equal(np.isfinite(found), np.isfinite(values))
+
+
+def test_replacements_are_exact(tmp_path: Path) -> None:
+    before = np.array([[1e4, np.inf], [np.nan, 0]], "f4").astype("f2")
+    base = saved(tmp_path, "base.safetensors", {"head.weight": before})
+    new = np.array([[1e-5, 2], [3, 6e-8]], "f4")
+    tensors = {"base_model.model.head.modules_to_save.weight": new}
+    adapter = saved(tmp_path, "a.safetensors", tensors, {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
+    assert np.array_equal(merged(base, adapter)["head.weight"], new.astype("f2"))
 
 
 def test_unused_tensors_are_listed(base: Path, tmp_path: Path) -> None:

@@ -194,7 +194,8 @@ def merge(
     AdapterError
         The adapter is incomplete or of an unknown kind, its alpha is unknown, or it does not fit the base:
         a tensor matches nothing (``code`` is ``"unused-tensors"``), a shape differs (``"shape-mismatch"``),
-        or the base is quantised (``"quantised-base"``).
+        the base is quantised (``"quantised-base"``), or a weight would have NaN or a number beyond its dtype
+        where the base has a finite one (``"not-finite"``).
     FileExistsError
         The destination exists, and `overwrite` is False.
     TensorNotFoundError

@@ -202,6 +202,9 @@ class Adapter:
             self.others.append(info.name)
             return
         name = re.sub(r"\.modules_to_save(\.\w+(?=\.))?|\.base_layer", "", info.name.removeprefix(_PEFT))
+        if name in self.whole:
+            reason = f"is the same tensor as {_quoted(self.whole[name].name)} — keys= or drop= chooses one"
+            raise self.unfit(reason, "ambiguous-module", info.name)
         self.whole[name] = info
 
     def _module(self, name: str) -> Module:

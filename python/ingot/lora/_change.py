@@ -245,8 +245,10 @@ def _decomposed(
     is_of_columns = (is_transposed or (is_of_inputs and not _is_peft_convolution(adapter, info))) and len(
         magnitude
     ) * inner == width
-    if len(magnitude) != (width // inner if is_of_columns else height):
-        reason = f"has {len(magnitude)} magnitudes, which do not fit the shape {list(info.shape)} of the base"
+    is_vector = sum(dim != 1 for dim in stored.shape) <= 1
+    if not is_vector or len(magnitude) != (width // inner if is_of_columns else height):
+        shapes = f"the shape {list(stored.shape)}, which do not fit the shape {list(info.shape)} of the base"
+        reason = f"has magnitudes of {shapes}"
         raise adapter.unfit(reason, "shape-mismatch", stored.name, expected=info.shape, found=stored.shape)
     squares = numpy.zeros(width if is_of_columns else height)
     for begin in range(0, height, block):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -70,6 +71,17 @@ class Target:
         return self.info.nbytes if same else prod(self.shape) * _NBYTES[self.dtype]
 
 
+# Numbers from here on are rounded to infinity, or lack a value in the dtype.
+_LIMITS = {
+    "F64": math.inf,
+    "F32": (2 - 2**-24) * 2.0**127,
+    "BF16": (2 - 2**-8) * 2.0**127,
+    "F16": 65520.0,
+    "F8_E5M2": 61440.0,
+    "F8_E5M2FNUZ": 61440.0,
+    "F8_E4M3": 464.0,
+    "F8_E4M3FNUZ": 248.0,
+}
 _NBYTES = {code: {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}.get(code, 1) for code in FLOATS}
 
 
@@ -172,6 +184,9 @@ class Plan:
             return
         self._checked(adapter, info.name, known)
         target = self.targets[known]
+        if any(other is adapter for _, other, _ in target.changes):
+            reason = f"replaces {_quoted(known)} of the base, which a module of the same adapter changes"
+            raise adapter.unfit(f"{reason} — keys= or drop= chooses one", "ambiguous-module", info.name)
         if target.info.shape == info.shape and target.replaced is None:
             target.changes.append((scale, adapter, info))
         elif scale == 1.0 and target.is_copied:
@@ -248,11 +263,14 @@ class Plan:
         dtype = "F64" if target.dtype in ("F32", "F64") else "F32"
         height, width = flat_shape(target.shape)
         block = max(1, _BLOCK_NBYTES // max(1, width * (8 if dtype == "F64" else 4)))
-        if target.replaced is not None:
-            adapter, info = target.replaced
+        replaced = target.replaced or _only_replacement(target)
+        if replaced is not None:
+            adapter, info = replaced
             stored = Difference(adapter, info, dtype)
             for begin, end in _spans(height, block):
-                yield begin, end, rounded(stored.rows(begin, end), target.dtype)
+                found = stored.rows(begin, end)
+                _check_range(adapter, target, found, found)
+                yield begin, end, rounded(found, target.dtype)
             return
         weight = Weight(self.base, target.info, dtype)
         changes = [
@@ -260,14 +278,8 @@ class Plan:
             for scale, adapter, change in target.changes
         ]
         for begin, end in _spans(height, block):
-            found = None
-            for scale, change in changes:
-                added = change.rows(begin, end)
-                if scale != 1.0:
-                    added *= scale
-                found = added if found is None else numpy.add(found, added, out=found)
-            assert found is not None
-            found += weight.rows(begin, end)
+            found = _sum(changes, weight, begin, end)
+            _check_range(target.changes[-1][1], target, found, weight.rows(begin, end))
             yield begin, end, rounded(found, target.dtype)
 
 
@@ -390,6 +402,47 @@ def _change(adapter: Adapter, change: Any, info: TensorInfo, weight: Weight, blo
     if change.name in {one.name for one in adapter.whole.values()}:
         return Replacement(stored, weight.rows)
     return stored
+
+
+def _only_replacement(target: Target) -> tuple[Adapter, TensorInfo] | None:
+    """Return the tensor that replaces a target of the same shape, if nothing else changes the target."""
+    if len(target.changes) != 1:
+        return None
+    scale, adapter, change = target.changes[0]
+    # The difference to the base, added to the base, would be rounded.
+    if scale == 1.0 and isinstance(change, TensorInfo) and change in adapter.whole.values():
+        return adapter, change
+    return None
+
+
+# Infinity and NaN are refused by `_check_range`, with names.
+@numpy.errstate(over="ignore", invalid="ignore")
+def _sum(changes: Sequence[tuple[float, Change]], weight: Weight, begin: int, end: int) -> Array:
+    """Return rows of the base with all changes."""
+    found = None
+    for scale, change in changes:
+        added = change.rows(begin, end)
+        if scale != 1.0:
+            added *= scale
+        found = added if found is None else numpy.add(found, added, out=found)
+    assert found is not None
+    found += weight.rows(begin, end)
+    return found
+
+
+def _check_range(adapter: Adapter, target: Target, merged: Array, base: Array) -> None:
+    """Raise `AdapterError` if numbers that were finite are not finite in the dtype of the result."""
+    limit = _LIMITS[target.dtype]
+    # Neither comparison holds for NaN. An empty tensor has no extremes.
+    if not merged.size or (-limit < merged.min() and merged.max() < limit):
+        return
+    wrong = ~(numpy.abs(merged) < limit) & numpy.isfinite(base)
+    if wrong.any():
+        value = float(merged[wrong][0])
+        reason = (
+            f"would have {value:g}, which is no finite {target.dtype}: are the adapter and its scale right?"
+        )
+        raise adapter.unfit(reason, "not-finite", target.info.name, expected=target.dtype, found=value)
 
 
 def _spans(height: int, block: int) -> Iterator[tuple[int, int]]:
