@@ -92,6 +92,7 @@ OWN = {
     ("delta", "compose", "output"): "destination, after any number of sources",
     ("rename", "name"): "a pair of rename",
     ("rename", "sub"): "a callable as rename",
+    ("rewrite", "dtype"): "a value of dequantize",
     ("cast", "except"): "ingot.cast has no drop: its keys are those without these",
 }
 # Arguments without an option, with the reason.
@@ -147,6 +148,7 @@ def test_command_options_are_named_as_in_python(words: tuple[str, ...]) -> None:
 
 PATH, OTHER, CUT = "model.safetensors", "other.safetensors", "cut.safetensors"
 LORA = "lora.safetensors"
+PACKED = "packed.safetensors"
 PATCH = "patch.safetensors"
 URL = "URL"
 
@@ -234,7 +236,8 @@ CASES: dict[tuple[str, ...], Case] = {
         [PATH, "out.bt", "-s", "h", "g"], {"name": ["-n", "a", "b"], "sub": ["-s", "w", "v"], **SELECTING}
     ),
     ("rewrite",): Case(
-        [PATH, "out.bt", "--remap", "rules.json"], {"remap": ["--remap", "others.json"], **SELECTING}
+        [PACKED, "out.bt", "--remap", "rules.json"],
+        {"remap": ["--remap", "others.json"], "dtype": ["--dtype", "F64"], **SELECTING},
     ),
     ("cast",): Case(
         [PATH, "out.bt", "--dtype", "F16"],
@@ -268,7 +271,7 @@ WITHOUT_EFFECT = {
 WEIGHTS = {
     f"text_model.encoder.layers.{layer}.mlp.fc1.weight": numpy.zeros((3, 3), "f4") for layer in range(2)
 }
-FILES = (PATH, OTHER, CUT, LORA, PATCH, "pairs.json", "rules.json", "others.json", "image.gif", "sub")
+FILES = (PATH, OTHER, CUT, LORA, PACKED, PATCH, "pairs.json", "rules.json", "others.json", "image.gif", "sub")
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +290,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metadata = {"format": "pt", "modelspec.title": "x", "modelspec.thumbnail": thumbnail}
     save(folder / OTHER, {"z": numpy.ones(20)}, metadata)
     save(folder / LORA, adapter())
+    scales = {f"h.{at}.w_scale": numpy.ones(1, "f4") for at in range(2)}
+    save(
+        folder / PACKED,
+        {"a": numpy.ones(3), **{name[:5]: numpy.ones((3, 3), "i1") for name in scales}, **scales},
+    )
     (folder / "pairs.json").write_text('{"k": "v"}')
     ingot.delta.diff(folder / PATH, folder / OTHER, folder / PATCH)
     (folder / "rules.json").write_text('[{"select": "*"}]')

@@ -19,6 +19,7 @@ import ingot.torch
 from ingot.errors import CheckpointError, ConversionError, OptionError
 from ingot.numpy import load_file, save_file
 from support import quantised
+from support.commands import run
 from support.quantised import Array, Quantised
 
 RANDOM = numpy.random.default_rng
@@ -260,6 +261,34 @@ def test_rewrite_writes_plain_weights(tmp_path: Path) -> None:
     with ingot.open(new) as file:
         # The classes of torchao's tensors are gone with their parts.
         assert file.metadata() == {"title": "kept"}
+
+
+def test_rewrite_writes_a_configuration_without_the_quantisation(tmp_path: Path) -> None:
+    path = MODELS["awq"]().save(tmp_path)
+    inner = {"quantization_config": {"quant_method": "awq"}, "heads": 2}
+    config = {"torch_dtype": "float16", "quantization_config": {"quant_method": "awq"}, "text_config": inner}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "two" / "config.json").write_text("mine")
+    for place in ("one", "two", "."):
+        ingot.rewrite(path, tmp_path / place / "plain.safetensors", dequantize=True)
+    plain = json.loads((tmp_path / "one" / "config.json").read_text())
+    assert plain == {"torch_dtype": "float16", "text_config": {"heads": 2}}
+    assert (tmp_path / "two" / "config.json").read_text() == "mine"
+    assert json.loads((tmp_path / "config.json").read_text()) == config
+
+
+def test_rewrite_command_dequantizes(tmp_path: Path) -> None:
+    model = MODELS["awq"]()
+    path, new = model.save(tmp_path), tmp_path / "plain.safetensors"
+    words = ["rewrite", str(path), str(new), "--dequantize", "--dtype", "F32", "--json"]
+    for dry in (["--dry-run"], []):
+        found = run(*words, *dry).json()
+        assert found["removed"] == ["x.qweight", "x.qzeros", "x.scales"]
+        assert [one["dtype"] for one in found["tensors"]] == ["F32"]
+        assert new.exists() == (not dry)
+    assert same(load_file(new)["x.weight"], numpy.ascontiguousarray(model.weights["x.weight"]))
 
 
 def test_rules_see_the_plain_weights(tmp_path: Path) -> None:

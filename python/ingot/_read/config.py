@@ -68,6 +68,20 @@ def _without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
+# Settings of a quantisation, also in the part for text of a model of several parts.
+_SETTINGS = ("quantization_config", "compression_config")
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """Return a configuration without the settings of a quantisation."""
+    kept = {key: value for key, value in config.items() if key not in _SETTINGS}
+    return kept | {
+        key: plain(value)
+        for key, value in kept.items()
+        if key == "text_config" and isinstance(value, Mapping)
+    }
+
+
 def parsed(file: ConfigFile | None, remedy: str = _WITHOUT) -> Config | None:
     """Return the contents of the configuration. An error about it ends with `remedy`."""
     if file is None:

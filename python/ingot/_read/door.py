@@ -16,7 +16,7 @@ from ingot._native import Checkpoint, is_url
 from ingot.errors import CheckpointError, OptionError, StorageError
 from ingot.typing import Source, Tell
 
-from .config import config_beside, parsed
+from .config import Config, config_beside, parsed
 
 if TYPE_CHECKING:
     from ingot._native import _ShardHeaders as ShardHeaders
@@ -129,12 +129,17 @@ def _dequantized(source: Source, checkpoint: Checkpoint, how: Loading) -> Checkp
             "verify and expected_sha256 compare stored bytes, not dequantised ones: verify the file first"
         )
         raise OptionError(reason, code="verify-computed")
-    path: Any = again_by(source, checkpoint.path or "")
-    file = config_beside(path, how.storage_options) if is_path(path) and path else None
-    config = parsed(file, "correct it, or move it away to dequantise by the tensors alone")
+    config = config_of(source, checkpoint.path, how)
     text = None if config is None else json.dumps(config)
     found = checkpoint.dequantized(text, how.dequantize if isinstance(how.dequantize, str) else None)
     return checkpoint if found is None else found[0]
+
+
+def config_of(source: Source, path: str | None, how: Loading) -> Config | None:
+    """Return the contents of ``config.json`` beside a source."""
+    found: Any = again_by(source, path or "")
+    file = config_beside(found, how.storage_options) if is_path(found) and found else None
+    return parsed(file, "correct it, or move it away to dequantise by the tensors alone")
 
 
 def _stored(source: Source, how: Loading, leniency: Leniency, confine: bool, lent: bool) -> Checkpoint:

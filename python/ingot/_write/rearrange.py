@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any, Literal, NamedTuple, Unpack
 from warnings import warn
@@ -15,9 +17,18 @@ from ingot._base.layouts import Rule, Rules
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import Several, reporting_on
 from ingot._base.text import _escaped, _quoted, located
-from ingot._native import MODEL_SPEC_KEY, STALE_KEYS, STATE_KEY, Sources, check_upload, is_url
+from ingot._native import (
+    MODEL_SPEC_KEY,
+    STALE_KEYS,
+    STATE_KEY,
+    Sources,
+    check_upload,
+    is_url,
+    replace_object,
+)
 from ingot._native import destination as destination_of
-from ingot._read.door import open_checkpoint
+from ingot._read.config import CONFIG, Config, plain
+from ingot._read.door import config_of, open_checkpoint
 from ingot.errors import AdapterError, OptionError, SaveError
 from ingot.typing import Dtype, Format, Keys, Path, RewriteOptions, Source, Tell
 
@@ -272,7 +283,8 @@ def rewrite(
         matter.
     dequantize : bool or ingot.typing.Dtype
         Write quantised weights as floats, as for `load_file`. `rename`, `keys` and `drop` see the names of
-        plain weights. Remove `quantization_config` from the ``config.json`` of the new model.
+        plain weights. If the model has a ``config.json``, and the folder of `destination` has none, a copy
+        without the settings of the quantisation is written there.
     remap : list of rules of `ingot.remap`, or ingot.remap.Rules, optional
         The new layout of the tensors. `rename`, `keys` and `drop` see the new names.
     metadata : dict of str to str or None, optional
@@ -339,21 +351,38 @@ def rewrite(
         message = f"{_escaped(path)}: no tensor is renamed or left out: rename, keys and drop change nothing"
         warn(f"rewrite(): {message}", stacklevel=2)
     picks, pairs, _ = follow(held, picks, together(held) if how.is_inherited else how.saving.metadata)
-    removed = _parts(source, Loading.among(given))
+    reading = Loading.among(given)
+    removed = packed_parts(source, reading)
     how.check(new)
     with reporting_on(how.saving.progress, "Writing", new) as tell:
         how.write(held, new, picks, pairs, tell)
+    if removed:
+        _write_config(config_of(source, path, reading), os.fsdecode(new), how.saving)
     return removed
 
 
-def _parts(source: Source, how: Loading) -> list[str]:
+def _write_config(config: Config | None, destination: str, how: Saving) -> None:
+    """Write the configuration of a dequantised model beside it. A file or an object that exists stays."""
+    if config is None:
+        return
+    text = json.dumps(plain(config), indent=2) + "\n"
+    with suppress(FileExistsError):
+        if is_url(destination):
+            url = f"{destination.rpartition('/')[0]}/{CONFIG}"
+            replace_object(url, [text.encode()], storage_options=how.storage_options)
+            return
+        with open(os.path.join(os.path.dirname(destination), CONFIG), "x", encoding="utf-8") as file:
+            file.write(text)
+
+
+def packed_parts(source: Source, how: Loading) -> list[str]:
     """Return the names of stored tensors that are only parts of dequantised weights."""
     if how.dequantize is False:
         return []
     # The names before `remap` changes them.
-    plain = how._replace(backend="pread", remap=None)
-    stored = open_checkpoint(source, plain._replace(dequantize=False))
-    with closing(stored), closing(open_checkpoint(source, plain)) as weights:
+    own = how._replace(backend="pread", remap=None)
+    stored = open_checkpoint(source, own._replace(dequantize=False))
+    with closing(stored), closing(open_checkpoint(source, own)) as weights:
         return sorted(set(stored.all_names()).difference(weights.all_names()))
 
 

@@ -187,8 +187,8 @@ def max_shard_size(help_text: str, default: str | None = None) -> Decorator:
 class FloatDtype(click.Choice[str]):
     """A dtype that floats are converted to, in any spelling. Help and shells list the codes."""
 
-    def __init__(self) -> None:
-        super().__init__(FLOATS, case_sensitive=False)
+    def __init__(self, codes: Sequence[str] = FLOATS) -> None:
+        super().__init__(codes, case_sensitive=False)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the code of a dtype."""
