@@ -33,27 +33,30 @@ const HEADER_CEILING = 500_000_000;
  * is shape times dtype; every name is unique.
  */
 class Header {
-  #byName;
+  #names;
+  #byName = null;
 
-  constructor(raw, byName, dataStart, fileSize) {
+  constructor(raw, names, dataStart, fileSize) {
     this.format = raw.format;
     this.metadata = raw.metadata;
     this.tensors = raw.tensors;
     this.dataStart = dataStart;
     this.fileSize = fileSize;
-    this.#byName = byName;
+    this.#names = names;
   }
 
   get(name) {
+    // Made when it is needed: the page of a model does not need it.
+    this.#byName ??= new Map(this.tensors.map((tensor) => [tensor.name, tensor]));
     return this.#byName.get(name);
   }
 
   has(name) {
-    return this.#byName.has(name);
+    return this.#names.has(name);
   }
 
   names() {
-    return this.#byName.keys();
+    return this.#names.keys();
   }
 
   get size() {
@@ -69,14 +72,14 @@ class Header {
 function prove(raw, dataStart, fileSize) {
   // A binary header must already list its tensors in data order.
   if (raw.format === "safetensors") sortByData(raw.tensors);
-  const byName = new Map();
-  for (const tensor of raw.tensors) byName.set(tensor.name, tensor);
-  if (byName.size < raw.tensors.length) {
+  const names = new Set();
+  for (const { name } of raw.tensors) names.add(name);
+  if (names.size < raw.tensors.length) {
     const tensor = leastName(repeated(raw.tensors.map(({ name }) => name)));
     throw new Fault("duplicate-tensor", "F7", "two tensors have this name", { tensor });
   }
   proveRanges(raw.tensors, fileSize - dataStart);
-  return new Header(raw, byName, dataStart, fileSize);
+  return new Header(raw, names, dataStart, fileSize);
 }
 
 function byDataOrder(a, b) {

@@ -85,6 +85,8 @@ export class Json {
     this.text = text;
     this.at = 0;
     this.depth = 0;
+    /** Memory of `plainIntegers`. */
+    this.found = [];
     this.position = position;
     this.rule = rule;
     this.where = where;
@@ -235,6 +237,40 @@ export class Json {
       return number;
     }
     return this.unusualInteger();
+  }
+
+  /** Consumes this text if it follows. */
+  take(text) {
+    const follows = this.text.startsWith(text, this.at);
+    if (follows) this.at += text.length;
+    return follows;
+  }
+
+  /** An integer of 15 digits at most, without white space before it; -1 if none follows. */
+  plainInteger() {
+    const { text } = this;
+    const begin = this.at;
+    let at = begin;
+    let number = 0;
+    for (let digit; (digit = text.charCodeAt(at) - 0x30) >= 0 && digit <= 9; at++) number = number * 10 + digit;
+    const digits = at - begin;
+    if (digits === 0 || digits > 15 || (digits > 1 && text.charCodeAt(begin) === 0x30)) return -1;
+    this.at = at;
+    return number;
+  }
+
+  /** The rest of a list of such integers, up to its bracket; null if something else is in it. */
+  plainIntegers() {
+    const found = this.found;
+    found.length = 0;
+    if (this.take("]")) return [];
+    do {
+      const number = this.plainInteger();
+      if (number < 0) return null;
+      found.push(number);
+    } while (this.take(","));
+    // A copy has no room to grow, which would take more memory than the numbers.
+    return this.take("]") ? found.slice() : null;
   }
 
   unusualInteger() {

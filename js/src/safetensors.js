@@ -29,6 +29,8 @@ class JsonHeaderReader {
     this.raw = new RawHeader("safetensors");
     /** The first deviation that a strict reader rejects. */
     this.unusual = null;
+    /** How an entry of each dtype of the file begins, if it is compact. */
+    this.beginnings = [];
   }
 
   read() {
@@ -76,6 +78,30 @@ class JsonHeaderReader {
 
   /** F8. */
   entry(name) {
+    if (!this.compactEntry(name)) this.anyEntry(name);
+  }
+
+  /**
+   * Reads an entry as writers write it: without white space, and with the fields in this order. For any other, returns
+   * false and has read nothing.
+   */
+  compactEntry(name) {
+    const { json } = this;
+    const begin = json.at;
+    for (const { dtype, beginning } of this.beginnings) {
+      if (!json.take(beginning)) continue;
+      const shape = json.plainIntegers();
+      const first = shape !== null && json.take(',"data_offsets":[') ? json.plainInteger() : -1;
+      const last = first >= 0 && json.take(",") ? json.plainInteger() : -1;
+      if (last < 0 || !json.take("]}")) break;
+      this.raw.add(name, dtype, shape, first, last);
+      return true;
+    }
+    json.at = begin;
+    return false;
+  }
+
+  anyEntry(name) {
     const { json } = this;
     if (json.peek() !== OPEN_BRACE) throw invalidEntry(name, "", json.describe());
     json.open();
@@ -103,6 +129,9 @@ class JsonHeaderReader {
     if (offsets === null) throw missingField(name, "data_offsets");
     if (offsets.length !== 2) throw invalidEntry(name, "data_offsets", `${offsets.length} of them`);
     this.raw.add(name, dtype, shape, offsets[0], offsets[1]);
+    if (this.beginnings.every((known) => known.dtype !== dtype)) {
+      this.beginnings.push({ dtype, beginning: `{"dtype":"${dtype}","shape":[` });
+    }
   }
 
   dtype(name) {

@@ -90,10 +90,18 @@ class Names {
   }
 
   ending(suffix) {
-    const formSuffix = suffix.replace(NUMBER, "#");
-    return [...this.forms].flatMap(([form, tensors]) =>
-      form.endsWith(formSuffix) ? tensors.filter(({ name }) => name.endsWith(suffix)) : []
-    );
+    const found = this.#formsEnding(suffix).flatMap((form) => this.forms.get(form));
+    return /[0-9]/.test(suffix) ? found.filter(({ name }) => name.endsWith(suffix)) : found;
+  }
+
+  /** Whether tensors may have such an end, as far as the forms of their names show it. */
+  mayEnd(suffix) {
+    return this.#formsEnding(suffix).length > 0;
+  }
+
+  #formsEnding(suffix) {
+    const end = suffix.replace(NUMBER, "#");
+    return [...this.forms.keys()].filter((form) => form.endsWith(end));
   }
 
   satisfies(condition) {
@@ -272,6 +280,8 @@ function alphaOf(names, texts) {
 function unpacked(names, tensors) {
   for (const rule of rules.packings) {
     const [implied, bits] = [[], new Set()];
+    const mayExist = (suffixes) => [suffixes].flat().some((suffix) => names.mayEnd(suffix.split(" ")[0]));
+    if (!Object.values(rule.parts).every(mayExist)) continue;
     for (const [module, parts] of groupsOf(rule.parts, names)) {
       if (
         parts.size < Object.keys(rule.parts).length || !areEqual(rule, parts)

@@ -120,9 +120,6 @@ function dtypes(table) {
 }
 
 function largest(table, openTensor) {
-  const numbers = Uint32Array.from(table.tensors.keys()).sort((a, b) =>
-    table.tensors[b].nbytes - table.tensors[a].nbytes
-  );
   const link = (number) =>
     h(
       "button",
@@ -136,7 +133,7 @@ function largest(table, openTensor) {
     tableOf(
       "Largest tensors",
       ["Name", "Dtype", "Shape", "Size"],
-      [...numbers.subarray(0, LARGEST)].map((number) => {
+      largestOf(table.tensors).map((number) => {
         const tensor = table.tensors[number];
         return [
           link(number),
@@ -148,6 +145,18 @@ function largest(table, openTensor) {
       [3],
     ),
   );
+}
+
+/** The numbers of the largest tensors, the largest first. */
+function largestOf(tensors) {
+  const found = [];
+  tensors.forEach(({ nbytes: size }, number) => {
+    if (found.length === LARGEST && size <= tensors[found.at(-1)].nbytes) return;
+    const place = found.findIndex((other) => tensors[other].nbytes < size);
+    found.splice(place < 0 ? found.length : place, 0, number);
+    found.splice(LARGEST);
+  });
+  return found;
 }
 
 /** Oddities of the model, each with a code. */

@@ -3,7 +3,7 @@
 
 import { escapeName } from "../src/errors.js";
 import { button, h } from "./dom.js";
-import { SORTS } from "./tree.js";
+import { firstDifference, SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";
 
 /** Pixels, as in the style sheet. */
@@ -312,10 +312,4 @@ function cut(name, length) {
   if (name.length <= length) return name;
   const head = Math.floor(length * 0.4);
   return `${name.slice(0, head)}…${name.slice(name.length - (length - head))}`;
-}
-
-function firstDifference(one, two) {
-  let at = 0;
-  while (at < one.length && one[at] === two[at]) at++;
-  return at;
 }

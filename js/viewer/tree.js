@@ -47,11 +47,18 @@ function pathed(name) {
   return split(split(name.slice(0, length))) + name.slice(length);
 }
 
+/** The place from which on two texts differ. */
+export function firstDifference(one, two) {
+  const length = Math.min(one.length, two.length);
+  let at = 0;
+  while (at < length && one.charCodeAt(at) === two.charCodeAt(at)) at++;
+  return at;
+}
+
 export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype: "Dtype", shape: "Shape" };
 
 export class Tree {
   #maps = new Map();
-  #signatures = new Map();
   #ordered = [];
   #leaves = null;
   #byName = null;
@@ -65,11 +72,6 @@ export class Tree {
     this.tensor = new Int32Array(room);
     this.next = new Int32Array(room);
     this.first = new Int32Array(room);
-    this.level = new Int32Array(room);
-    this.count = new Float64Array(room);
-    this.parameters = new Float64Array(room);
-    this.bytes = new Float64Array(room);
-    this.dtypes = new Uint32Array(room);
     this.tensor[0] =
       this.next[0] =
       this.first[0] =
@@ -77,6 +79,11 @@ export class Tree {
         NONE;
     this.#insertAll(table.tensors);
     this.#maps.clear();
+    // Not before: while nodes are added, columns are copied.
+    this.count = new Float64Array(this.parent.length);
+    this.parameters = new Float64Array(this.parent.length);
+    this.bytes = new Float64Array(this.parent.length);
+    this.dtypes = new Uint32Array(this.parent.length);
     this.#total();
     /** Nodes from here on represent several modules: `members` lists them. They are made when they are shown. */
     this.ownSize = this.size;
@@ -91,7 +98,6 @@ export class Tree {
     this.labels.push(label);
     this.parent[node] = parent;
     this.tensor[node] = tensor;
-    this.level[node] = this.level[parent] + 1;
     this.first[node] = NONE;
     this.next[node] = this.first[parent];
     this.first[parent] = node;
@@ -108,19 +114,24 @@ export class Tree {
   }
 
   #insertAll(tensors) {
-    // Neighbours in a file usually have a common path, which is not looked up again.
-    const [path, parts] = [[0], []];
-    for (const [number, tensor] of tensors.entries()) {
-      const name = pathed(tensor.name);
-      let [depth, at, shared] = [0, 0, true];
-      for (let dot = name.indexOf("."); dot >= 0 && depth < DEEPEST; dot = name.indexOf(".", at), depth++) {
-        const part = name.slice(at, dot);
-        shared &&= parts[depth] === part;
-        if (!shared) [path[depth + 1], parts[depth]] = [this.#module(path[depth], part), part];
-        at = dot + 1;
+    // Neighbours in a file usually have a common path, which is not looked up again: the modules of the last name, and
+    // where their parts of it end.
+    const [path, ends] = [[0], []];
+    let before = "";
+    for (let number = 0; number < tensors.length; number++) {
+      const name = pathed(tensors[number].name);
+      const common = firstDifference(name, before);
+      let depth = ends.length;
+      while (depth > 0 && ends[depth - 1] >= common) depth--;
+      ends.length = depth;
+      let at = depth > 0 ? ends[depth - 1] + 1 : 0;
+      for (let dot = name.indexOf(".", at); dot >= 0 && depth < DEEPEST; dot = name.indexOf(".", at)) {
+        ends.push(dot);
+        path[depth + 1] = this.#module(path[depth], name.slice(at, dot));
+        [at, depth] = [dot + 1, depth + 1];
       }
-      parts.length = depth;
       this.#add(path[depth], name.slice(at), number);
+      before = name;
     }
   }
 
@@ -214,15 +225,15 @@ export class Tree {
   /** Merges similar modules with consecutive numbers as names into one node: `0–31`. */
   #grouped(parent, children) {
     if (this.sort !== "name") return children;
-    const [result, isNumbered] = [[], (node) => this.isModule(node) && /^\d+$/.test(this.labels[node])];
+    const isNumbered = (node) => this.isModule(node) && /^\d+$/.test(this.labels[node]);
+    const follows = (node, before) => Number(this.labels[node]) === Number(this.labels[before]) + 1;
+    const result = [];
     for (let at = 0; at < children.length;) {
       let upto = at + 1;
       if (isNumbered(children[at])) {
-        const signature = this.#signature(children[at]);
-        const follows = (node, before) => Number(this.labels[node]) === Number(this.labels[before]) + 1;
         while (
           upto < children.length && isNumbered(children[upto]) && follows(children[upto], children[upto - 1]) &&
-          this.#signature(children[upto]) === signature
+          this.#areAlike(children[at], children[upto])
         ) upto++;
       }
       result.push(upto - at > 1 ? this.#group(parent, children.slice(at, upto)) : children[at]);
@@ -242,21 +253,37 @@ export class Tree {
     return node;
   }
 
-  /** Returns one number for all modules with the same names, dtypes and shapes below them. */
-  #signature(node) {
-    const parts = [];
-    for (let child = this.first[node]; child !== NONE; child = this.next[child]) {
-      const tensor = this.tensor[child];
-      const what = tensor === NONE
-        ? this.#signature(child)
-        : `${this.table.dtype[tensor]}:${this.table.tensors[tensor].shape}`;
-      parts.push(`${what}\0${this.labels[child]}`);
+  /** Whether two nodes have the same names, dtypes and shapes below them. */
+  #areAlike(one, two) {
+    if (this.isModule(one) !== this.isModule(two)) return false;
+    if (!this.isModule(one)) return this.#areAlikeTensors(this.tensor[one], this.tensor[two]);
+    if (this.count[one] !== this.count[two] || this.bytes[one] !== this.bytes[two]) return false;
+    let [ours, theirs] = [this.first[one], this.first[two]];
+    // Most layers list their tensors in one order.
+    for (; ours !== NONE && theirs !== NONE; [ours, theirs] = [this.next[ours], this.next[theirs]]) {
+      const isSame = this.labels[ours] === this.labels[theirs] && this.isModule(ours) === this.isModule(theirs);
+      if (!isSame) return this.#areAlikeInOrder(one, two);
+      if (!this.#areAlike(ours, theirs)) return false;
     }
-    // Most modules have a child or two.
-    const text = parts.length === 1 ? parts[0] : parts.sort().join("\n");
-    let number = this.#signatures.get(text);
-    if (number === undefined) this.#signatures.set(text, number = this.#signatures.size);
-    return number;
+    return ours === theirs;
+  }
+
+  #areAlikeTensors(one, two) {
+    const { tensors, dtype } = this.table;
+    const [ours, theirs] = [tensors[one].shape, tensors[two].shape];
+    return dtype[one] === dtype[two] && ours.length === theirs.length && ours.every((dim, at) => dim === theirs[at]);
+  }
+
+  #areAlikeInOrder(one, two) {
+    const [ours, theirs] = [one, two].map((node) => {
+      const found = [];
+      for (let child = this.first[node]; child !== NONE; child = this.next[child]) found.push(child);
+      // A tensor may have the name of a module.
+      const order = (a, b) => compareNames(this.labels[a], this.labels[b]) || this.tensor[a] - this.tensor[b];
+      return found.sort(order);
+    });
+    return ours.length === theirs.length &&
+      ours.every((node, at) => this.labels[node] === this.labels[theirs[at]] && this.#areAlike(node, theirs[at]));
   }
 
   /** Opens modules from the root while there are few rows. */

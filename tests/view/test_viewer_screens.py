@@ -226,6 +226,32 @@ def test_tree_orders_names_as_the_command_does(viewed: Opener) -> None:
     assert look.page.evaluate(order, names) == _native.in_natural_order(names)
 
 
+def test_tree_merges_modules_that_are_alike_in_any_order(viewed: Opener, tmp_path: Path) -> None:
+    weight: tuple[str, tuple[int, ...], bytes] = ("U8", (2, 3), bytes(6))
+    wide: tuple[str, tuple[int, ...], bytes] = ("U8", (3, 2), bytes(6))
+    path = write_raw(
+        tmp_path / "model.safetensors",
+        {
+            "a.0.x": weight,
+            "a.0.y.w": weight,
+            "a.0.y": weight,
+            "a.1.y": weight,
+            "a.1.x": weight,
+            "a.1.y.w": weight,
+            "a.2.x": weight,
+            "a.2.y.w": wide,
+            "a.2.y": weight,
+            "a.3.x": weight,
+            "a.3.y.z": wide,
+            "a.3.y": weight,
+        },
+    )
+    names = [row[0].removeprefix("▾ ").removeprefix("▸ ") for row in viewed(path).rows()]
+    # Modules that are merged stay closed; the others differ in a shape or in a name.
+    assert names[:3] == ["a", "0–1 ×2", "2"]
+    assert "3" in names
+
+
 def test_image_axes_are_chosen(viewed: Opener, tmp_path: Path) -> None:
     array = numpy.arange(2 * 3 * 4 * 5, dtype=numpy.int16).reshape(2, 3, 4, 5)
     path = save(tmp_path / "model.safetensors", {"x": array})
