@@ -14,6 +14,11 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Calls `work` after the next frame. */
+export function afterPaint(work) {
+  requestAnimationFrame(() => setTimeout(work));
+}
+
 /** A name that may break after a dot, an underscore or a slash, and never in the middle of a word. */
 export function named(text) {
   return text.split(/(?<=[._/\\])/).flatMap((

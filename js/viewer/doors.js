@@ -71,10 +71,18 @@ async function configOf(url) {
   return remote(new URL("config.json", url)).then((one) => [one], () => []);
 }
 
-/** Opens the models that the local server was started with. */
-export async function fromServer(token) {
-  const headers = { authorization: `Bearer ${token}` };
-  const answer = await fetch("files", { headers });
+function authorized(token) {
+  return { authorization: `Bearer ${token}` };
+}
+
+/** Asks the local server for the models that it was started with. */
+export function listServed(token) {
+  return fetch("files", { headers: authorized(token) });
+}
+
+/** Opens the models of the local server's answer. */
+export async function fromServer(answer, token) {
+  const headers = authorized(token);
   if (!answer.ok) {
     const why = answer.status === 401
       ? "open the address that `ingot view` printed"

@@ -101,6 +101,8 @@ class Names {
 
   #formsEnding(suffix) {
     const end = suffix.replace(NUMBER, "#");
+    // Most ends match nothing.
+    if (this.#text !== "" && !this.#text.includes(`${end}\n`)) return [];
     return [...this.forms.keys()].filter((form) => form.endsWith(end));
   }
 

@@ -2,8 +2,8 @@
 
 import { escapeName } from "../src/errors.js";
 import { Comparison } from "./compare.js";
-import { fromAddress, fromFiles, fromReport, fromServer } from "./doors.js";
-import { button, card, h } from "./dom.js";
+import { fromAddress, fromFiles, fromReport, fromServer, listServed } from "./doors.js";
+import { afterPaint, button, card, h } from "./dom.js";
 import { listenForDrops } from "./drops.js";
 import { isAbort, runIsolated } from "./jobs.js";
 import { fileMap } from "./map.js";
@@ -37,9 +37,9 @@ const LONGEST_SEARCH = 5000;
 const RECENT = "ingot-recent";
 
 class Page {
-  constructor() {
-    this.state = new State();
-    this.token = this.state.takeToken();
+  constructor(state, token) {
+    this.state = state;
+    this.token = token;
     /** The model, and the one that it is compared with. */
     this.tables = [null, null];
     this.controller = new AbortController();
@@ -55,21 +55,9 @@ class Page {
     this.panes = panes(this.side, this.screen);
     this.toggle = toggle(this.panes);
     this.nav = h("nav", { "aria-label": "Screens" });
-    this.help = h(
-      "dialog",
-      { "aria-label": "Keys" },
-      h("h2", {}, "Keys"),
-      h(
-        "dl",
-        {},
-        Object.entries(KEYS).map(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]).flat(),
-      ),
-      button("Close", () => this.help.close()),
-    );
     this.shell = [
       h("header", {}, h("h1", {}, "ingot"), this.nav),
       this.panes,
-      this.help,
     ];
     this.state.addEventListener("change", () => this.render());
     addEventListener("keydown", (event) => this.#key(event));
@@ -88,13 +76,12 @@ class Page {
     if (!this.screen.isConnected) document.body.append(...this.shell);
   }
 
-  /** Opens the models that the page was made or started with. */
-  async start() {
-    const report = document.querySelector("#report");
+  /** Opens the models that the page was made or started with; `listed` is the answer of the local server. */
+  async start(report, listed) {
     setTimeout(() => this.#show(), PATIENCE);
     try {
       if (report) await this.#open(JSON.parse(report.textContent).map((one) => () => fromReport(one)));
-      else if (this.token) await this.#open(await fromServer(this.token));
+      else if (listed) await this.#open(await fromServer(await listed, this.token));
       else if (this.state.a) {
         await this.#open([this.state.a, this.state.b].filter(Boolean).map((address) => () => fromAddress(address)));
       } else this.render();
@@ -197,8 +184,10 @@ class Page {
         )
         : []),
       ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
-      button("Keys", () => this.help.showModal(), { class: "keys", "aria-label": "Keys" }),
+      button("Keys", () => this.#showKeys(), { class: "keys", "aria-label": "Keys" }),
     );
+    // Its height decides which rows of the tree are drawn. The screen is still short, and quickly laid out.
+    this.#show();
     if (table) this.#renderTree(name);
     const focused = document.activeElement?.id;
     try {
@@ -206,7 +195,6 @@ class Page {
     } catch (error) {
       this.screen.replaceChildren(card(error));
     }
-    this.#show();
     // A control that changed the screen keeps the focus.
     if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus();
   }
@@ -352,8 +340,13 @@ class Page {
 
   // --- Keys ---
 
+  #showKeys() {
+    if (!this.help) document.body.append(this.help = helpOn(KEYS));
+    this.help.showModal();
+  }
+
   #key(event) {
-    if (event.ctrlKey || event.metaKey || event.altKey || this.help.open) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || this.help?.open) return;
     const isTyping = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
     if (event.key === "Escape") {
       if (event.target === this.filter) this.rows?.element.focus();
@@ -370,7 +363,7 @@ class Page {
         choose(this.panes, this.toggle, true);
         this.filter.focus();
       },
-      "?": () => this.help.showModal(),
+      "?": () => this.#showKeys(),
       o: go("overview"),
       m: go("map"),
       c: go("compare"),
@@ -390,6 +383,13 @@ class Page {
     const now = table.numberOf(this.state.t) ?? (by > 0 ? -1 : 0);
     this.openTensor((now + by + table.tensors.length) % table.tensors.length);
   }
+}
+
+function helpOn(keys) {
+  const rows = Object.entries(keys).flatMap(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]);
+  const help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {}, rows));
+  help.append(button("Close", () => help.close()));
+  return help;
 }
 
 /** Names of files that were opened; nothing else is kept. */
@@ -420,5 +420,14 @@ function tellParent() {
 }
 
 export function start() {
-  return new Page().start();
+  const state = new State();
+  const token = state.findToken();
+  const report = document.querySelector("#report");
+  // Before the page is made, so that the server answers meanwhile.
+  const listed = token && !report ? listServed(token) : null;
+  // The page awaits it later.
+  listed?.catch(() => {});
+  // Both take a while, and change nothing that the first screen shows.
+  afterPaint(() => state.hideToken());
+  return new Page(state, token).start(report, listed);
 }

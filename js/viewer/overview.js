@@ -1,7 +1,7 @@
 // The summary of a model.
 
 import { escapeName } from "../src/errors.js";
-import { copying, facts, h, named, table as tableOf } from "./dom.js";
+import { afterPaint, copying, facts, h, named, table as tableOf } from "./dom.js";
 import { kindText } from "./kind.js";
 import { health } from "./health.js";
 import { changes } from "./lora.js";
@@ -25,9 +25,9 @@ export function overview(table, { openTensor, signal }) {
   const isQuantised = stored.parameterTotal !== logical.parameterTotal;
   const method = config?.quantization_config?.quant_method;
   const name = nameOf(table.label);
-  return h(
+  const screen = h(
     "article",
-    {},
+    { "aria-busy": "true" },
     h("h2", {}, named(escapeName(name))),
     h("p", { class: "lead" }, leadOf(table, logical)),
     facts([
@@ -53,9 +53,13 @@ export function overview(table, { openTensor, signal }) {
     changes(table),
     health(table, { openTensor, signal }),
     dtypes(table),
-    largest(table, openTensor),
-    raw(metadata),
   );
+  // The end of the screen is made while the beginning is read.
+  afterPaint(() => {
+    screen.append(...[largest(table, openTensor), raw(metadata)].filter(Boolean));
+    screen.removeAttribute("aria-busy");
+  });
+  return screen;
 }
 
 /** The model in one line. */

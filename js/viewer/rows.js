@@ -2,7 +2,7 @@
 // reused.
 
 import { escapeName } from "../src/errors.js";
-import { button, h } from "./dom.js";
+import { afterPaint, button, h } from "./dom.js";
 import { firstDifference, SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";
 
@@ -10,8 +10,6 @@ import { count, nbytes, shapeText, whole } from "./wording.js";
 const ROW = 24;
 /** Rows above and below the visible ones. */
 const SPARE = 8;
-/** Pixels of a tree that is not laid out yet. */
-const LIKELY_HEIGHT = 800;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
 const LONGEST = 300;
@@ -26,9 +24,17 @@ export class Rows {
   #indents = [];
   #cursor = 0;
   #typed = { text: "", at: 0 };
-  #isLaidOut = false;
   #isFlat = false;
+  /**
+   * Pixels of the tree and of its column of names: 0 until it is laid out. They are kept, since asking for them lays the
+   * page out.
+   */
+  #height = 0;
   #width = 0;
+  /** Whether the tree was ever moved from its top. */
+  #isMoved = false;
+  /** Whether the first screen is still to be drawn. It has no spare rows, and the style sheet cuts its names. */
+  #isFirst = true;
 
   /**
    * Calls `open(tensor)` when a tensor is chosen, and `sort(column)` for a heading. `changeOf` returns the change of a node
@@ -54,17 +60,25 @@ export class Rows {
         class: changeOf ? "tree changes" : "tree",
         tabindex: "0",
         "aria-label": "Tensors",
-        onscroll: () => this.#soon(),
+        onscroll: () => {
+          this.#isMoved = true;
+          this.#soon();
+        },
         onkeydown: (event) => this.#key(event),
         onclick: (event) => this.#click(event),
       },
       h("div", { role: "rowgroup", class: "heads" }, h("div", { role: "row", class: "row" }, head)),
       this.body,
     );
-    new ResizeObserver(() => this.#resized()).observe(this.element);
+    this.names = head[0];
+    this.empty = rowOf(5);
+    const observer = new ResizeObserver(() => this.#resized());
+    observer.observe(this.element);
+    observer.observe(this.names);
   }
 
   show(filter) {
+    if (this.#height === 0) this.#measure();
     const { nodes, indents } = this.tree.visible(filter);
     [this.#nodes, this.#indents, this.#isFlat] = [nodes, indents, Boolean(filter)];
     this.#cursor = Math.max(0, Math.min(this.#cursor, nodes.length - 1));
@@ -77,11 +91,19 @@ export class Rows {
     return this.#nodes.length;
   }
 
-  /** Before it is laid out, the visible rows are unknown. */
+  /** Returns whether the tree has another size than at the last call. */
+  #measure() {
+    const [height, width] = [this.element.clientHeight, this.names.clientWidth];
+    if (height === this.#height && width === this.#width) return false;
+    [this.#height, this.#width] = [height, width];
+    return true;
+  }
+
   #resized() {
-    if (this.#isLaidOut) return this.#soon();
-    this.#isLaidOut = this.element.clientHeight > 0;
-    this.#move(this.#cursor);
+    const wasHidden = this.#height === 0;
+    if (!this.#measure()) return;
+    if (wasHidden) this.#move(this.#cursor);
+    else this.#draw(true);
   }
 
   /** Puts the cursor on a node, and scrolls it into view. */
@@ -100,10 +122,10 @@ export class Rows {
   #frame = null;
 
   #draw(all) {
-    const width = this.#isLaidOut ? this.element.querySelector(".heads span").clientWidth : 0;
-    if (width !== this.#width) [this.#width, all] = [width, true];
-    const first = this.#isLaidOut ? Math.max(0, Math.floor(this.element.scrollTop / ROW) - SPARE) : 0;
-    const room = Math.ceil((this.#isLaidOut ? this.element.clientHeight : LIKELY_HEIGHT) / ROW) + 2 * SPARE;
+    // A tree that is not laid out has no visible rows.
+    if (this.#height === 0) return;
+    const first = this.#isMoved ? Math.max(0, Math.floor(this.element.scrollTop / ROW) - SPARE) : 0;
+    const room = Math.ceil(this.#height / ROW) + (this.#isFirst ? 0 : 2 * SPARE);
     while (this.#pool.length < room) this.#pool.push(this.#row());
     const last = Math.min(this.#nodes.length, first + this.#pool.length);
     for (let at = first; at < first + this.#pool.length; at++) {
@@ -113,16 +135,15 @@ export class Rows {
     const active = this.#pool.find((row) => row.at === this.#cursor && !row.isHidden);
     if (active) this.element.setAttribute("aria-activedescendant", active.element.id);
     else this.element.removeAttribute("aria-activedescendant");
+    if (this.#isFirst) afterPaint(() => this.#draw(true));
+    this.#isFirst = false;
   }
 
   #row() {
-    const cells = Array.from(
-      { length: 5 },
-      (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null),
-    );
-    const element = h("div", { role: "row", class: "row", id: `row-${this.#pool.length}` }, cells);
+    const element = /** @type {HTMLElement} */ (this.empty.cloneNode(true));
+    element.id = `row-${this.#pool.length}`;
     this.body.append(element);
-    return { element, cells, at: -1, isHidden: false };
+    return { element, cells: /** @type {any[]} */ ([...element.children]), at: -1, isHidden: false };
   }
 
   #fill(row, at, isHidden) {
@@ -147,7 +168,7 @@ export class Rows {
     const [before, after] = [isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "", members ? ` ×${members}` : ""];
     const room = this.#width - indent - 5;
     const isShort = (before + name + after).length * WIDEST <= room;
-    const shown = this.#width === 0 || isShort
+    const shown = isShort || this.#isFirst
       ? name
       : fitting(name, () => this.#around(at), room - widthOf(before + after, isModule), isModule);
     cells[0].style.paddingInlineStart = `${indent}px`;
@@ -184,11 +205,18 @@ export class Rows {
 
   #move(at) {
     this.#cursor = Math.max(0, Math.min(at, this.#nodes.length - 1));
-    const [top, { scrollTop, clientHeight }] = [this.#cursor * ROW, this.element];
+    const top = this.#cursor * ROW;
+    const scrollTop = this.#isMoved ? this.element.scrollTop : 0;
     // The heading covers the first visible row.
-    if (top < scrollTop) this.element.scrollTop = top;
-    else if (top + 2 * ROW > scrollTop + clientHeight) this.element.scrollTop = top + 2 * ROW - clientHeight;
+    if (top < scrollTop) this.#scroll(top);
+    else if (top + 2 * ROW > scrollTop + this.#height) this.#scroll(top + 2 * ROW - this.#height);
     this.#draw(true);
+  }
+
+  #scroll(top) {
+    if (this.#height === 0) return;
+    this.#isMoved = true;
+    this.element.scrollTop = top;
   }
 
   #click(event) {
@@ -258,6 +286,14 @@ export class Rows {
   }
 }
 
+function rowOf(columns) {
+  const cells = Array.from(
+    { length: columns },
+    (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null),
+  );
+  return h("div", { role: "row", class: "row" }, cells);
+}
+
 /** Sets the text of a cell. An unchanged text stays, since the browser would lay it out again. */
 function put(cell, text) {
   if (cell.textContent !== text) cell.textContent = text;
@@ -270,7 +306,8 @@ function widthOf(text, isBold) {
   if (text === "") return 0;
   if (!pens.has(isBold)) {
     const pen = document.createElement("canvas").getContext("2d");
-    pen.font = `${isBold ? "600 " : ""}13px ${getComputedStyle(document.body).fontFamily}`;
+    // As in the style sheet. Asking the browser for it would compute all styles.
+    pen.font = `${isBold ? "600 " : ""}13px system-ui, "DejaVu Sans", sans-serif`;
     pens.set(isBold, pen);
   }
   return pens.get(isBold).measureText(text).width;

@@ -10,6 +10,7 @@
 //     scale  log, for histograms with a logarithmic scale
 
 const KEYS = ["a", "b", "go", "t", "view", "s", "w", "q", "find", "sort", "scale"];
+const TOKEN = "ingot-token";
 
 export class State extends EventTarget {
   a = null;
@@ -61,16 +62,25 @@ export class State extends EventTarget {
     }
   }
 
-  /** Removes the token from the address; it is kept in this tab. */
-  takeToken() {
-    const { token } = this;
-    if (token !== null) this.#write("replaceState");
+  /** The token of the address, or the one that this tab keeps. */
+  findToken() {
+    if (this.token !== null) return this.token;
     try {
-      if (token !== null) sessionStorage.setItem("ingot-token", token);
-      return sessionStorage.getItem("ingot-token");
+      return sessionStorage.getItem(TOKEN);
     } catch {
       // In a frame of another site, browsers may forbid storage.
-      return token;
+      return null;
+    }
+  }
+
+  /** Removes the token from the address, and keeps it in this tab. */
+  hideToken() {
+    if (this.token === null) return;
+    this.#write("replaceState");
+    try {
+      sessionStorage.setItem(TOKEN, this.token);
+    } catch {
+      // As above.
     }
   }
 }

@@ -100,6 +100,7 @@ def test_rows_of_long_names_differ(viewed: Opener, tmp_path: Path, width: int) -
     look = viewed(lora(tmp_path / "lora.safetensors"), viewport={"width": width, "height": 800})
     if width == 360:
         look.page.click("nav button:has-text('Tensors')")
+        look.page.wait_for_selector(".rows .row")
     bdis = "[...document.querySelectorAll('.rows .row:not([hidden]) bdi')]"
     rows = f"() => {bdis}.map((one) => one.textContent)"
     # Modules at their numbers.
