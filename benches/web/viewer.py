@@ -278,14 +278,16 @@ def comparison(bench: Bench, folder: Path) -> None:
 
     def take() -> float:
         with bench.page(minilm(), other) as page:
-            page.wait_for_selector("text=Compare all values")
+            # The page compares small models when it opens, and a press does not start that again.
+            page.wait_for_selector("text=tensors compared in")
+            page.evaluate("() => document.querySelector('main [role=status]').replaceChildren()")
             took = float(page.evaluate(PRESS, ["Compare all values", "tensors compared in"]))
             assert "104 differ in values" in page.inner_text("main")
             return took
 
     def cancelled() -> float:
         with bench.page(minilm(), other) as page:
-            page.wait_for_selector("text=Compare all values")
+            page.wait_for_selector("text=tensors compared in")
             return float(page.evaluate(CANCEL))
 
     bench.tell("comparison of two models of 91 MB", bench.each(take), "ms", "2000, aim 700")

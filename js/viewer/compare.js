@@ -1,7 +1,7 @@
 // Two models side by side: tensors in only one of them, differences in dtype or shape, and distances of the values.
 
 import { escapeName } from "../src/errors.js";
-import { button, card, download, facts, h, named, table as tableOf } from "./dom.js";
+import { afterPaint, button, card, download, facts, h, named, rowOf, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { domainOf, heatmap, scaled } from "./plots.js";
@@ -11,6 +11,8 @@ import { many, nameOf, real, shapeText, share, shortName, whole } from "./wordin
 
 /** Rows in the document; an export has all of them. */
 const MOST_ROWS = 150;
+/** Rows that are drawn at once; the others follow after the next frame. */
+const FIRST_ROWS = 40;
 const BINS = 64;
 const CELLS = [192, 192];
 const SAMPLE = 64 << 20;
@@ -79,6 +81,8 @@ function isDifferent(row) {
 }
 
 const COLUMNS = ["Name", "Difference", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
+/** The columns with numbers. */
+const NUMBERS = [3, 4, 5, 6];
 const SORTS = {
   Name: () => 0,
   Difference: (row) => RANKS.indexOf(changeOf(row)) - (row.found?.relative > 0 ? 1 - 1 / (1 + row.found.relative) : 0),
@@ -90,7 +94,9 @@ const SORTS = {
 
 /** Values and headers of both models. It lives as long as the models do, so that results are kept. */
 export class Comparison {
+  /** Of the comparison that is going on. */
   #controller = null;
+  #wasStarted = false;
 
   constructor(one, two) {
     this.one = one;
@@ -162,7 +168,7 @@ export class Comparison {
       max: String(Math.max(1, this.pairs.length)),
       value: "0",
       "aria-label": "Tensors compared",
-      hidden: true,
+      hidden: !this.#controller,
     });
     this.status = h("p", { role: "status" }, this.told);
     this.lead = h("p", { class: "lead" });
@@ -185,7 +191,7 @@ export class Comparison {
         context.onChange();
       },
     });
-    if (hasValues && !this.#controller && this.#isAtHand()) this.all();
+    if (hasValues && !this.#wasStarted && this.#isAtHand()) this.all();
     return h(
       "article",
       {},
@@ -224,9 +230,10 @@ export class Comparison {
     this.#controller?.abort();
   }
 
-  /** Compares the values of all tensors that both have. */
+  /** Compares the values of all tensors that both have, unless that is going on. */
   async all() {
-    this.cancel();
+    if (this.#controller) return;
+    this.#wasStarted = true;
     const controller = (this.#controller = new AbortController());
     this.bar.hidden = false;
     const started = performance.now();
@@ -245,11 +252,10 @@ export class Comparison {
       } s: ${many(differing, "differs", "differ")} in values.`;
     } catch (error) {
       controller.abort();
-      // Another run took over.
-      if (controller !== this.#controller) return;
       this.told = isAbort(error) ? `Cancelled after ${whole(done)} tensors.` : "";
       failed = isAbort(error) ? null : card(error);
     }
+    this.#controller = null;
     this.bar.hidden = true;
     this.status.replaceChildren(failed ?? this.told);
     this.#counted.clear();
@@ -282,7 +288,7 @@ export class Comparison {
       }, { class: "link", "aria-pressed": String(this.sort === column) })
       : column)
     );
-    const cells = rows.slice(0, MOST_ROWS).map((row) => [
+    const cellsOf = (row) => [
       button(named(shortName(row.name)), () => this.context.state.set({ go: "compare", t: row.name }), {
         class: "link",
       }),
@@ -301,12 +307,21 @@ export class Comparison {
           real(row.found.cosine),
         ]
         : ["", "", "", ""]),
-    ]);
+    ];
     const more = rows.length - MOST_ROWS;
+    const cells = rows.slice(0, FIRST_ROWS).map(cellsOf);
+    const table = tableOf("Tensors of both models", head, cells, NUMBERS);
     this.list.replaceChildren(
-      tableOf("Tensors of both models", head, cells, [3, 4, 5, 6]),
+      table,
       ...(more > 0 ? [h("p", {}, `… and ${whole(more)} more. Sort, or save all of them.`)] : []),
     );
+    if (rows.length <= FIRST_ROWS) return;
+    table.setAttribute("aria-busy", "true");
+    afterPaint(() => {
+      const rest = rows.slice(FIRST_ROWS, MOST_ROWS).map((row) => rowOf(cellsOf(row), NUMBERS));
+      table.querySelector("tbody").append(...rest);
+      table.removeAttribute("aria-busy");
+    });
   }
 
   /** Both histograms on one axis, and a picture of the difference. */

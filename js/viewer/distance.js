@@ -151,6 +151,35 @@ class Distance {
 }
 
 function sumsOf(one, two) {
+  const found = finiteSumsOf(one, two);
+  // One value that is not finite makes a sum not finite, and so do values whose squares are too large.
+  return Number.isFinite(found.ours + found.theirs + found.squares) ? found : anySumsOf(one, two);
+}
+
+/** The sums of finite values. */
+function finiteSumsOf(one, two) {
+  let different = 0;
+  let largest = 0;
+  let squares = 0;
+  let ours = 0;
+  let theirs = 0;
+  let products = 0;
+  for (let n = 0; n < one.length; n++) {
+    const x = one[n];
+    const y = two[n];
+    const difference = x - y;
+    if (difference !== 0) different++;
+    const size = difference < 0 ? -difference : difference;
+    if (size > largest) largest = size;
+    squares += difference * difference;
+    ours += x * x;
+    theirs += y * y;
+    products += x * y;
+  }
+  return { different, largest, squares, ours, theirs, products };
+}
+
+function anySumsOf(one, two) {
   let different = 0;
   let largest = 0;
   let squares = 0;

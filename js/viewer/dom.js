@@ -50,8 +50,6 @@ export function facts(pairs) {
 
 /** A table of rows of cells, which are contents, or elements `td`; `right` lists the indices of columns with numbers. */
 export function table(caption, head, rows, right = []) {
-  const cell = (tag, of) => (value, column) =>
-    value?.tagName === "TD" ? value : h(tag, { ...of, class: right.includes(column) ? "number" : null }, value);
   return h(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
@@ -59,10 +57,20 @@ export function table(caption, head, rows, right = []) {
       "table",
       {},
       h("caption", {}, caption),
-      h("thead", {}, h("tr", {}, head.map(cell("th", { scope: "col" })))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell("td", {}))))),
+      h("thead", {}, h("tr", {}, head.map(cellOf("th", { scope: "col" }, right)))),
+      h("tbody", {}, rows.map((row) => rowOf(row, right))),
     ),
   );
+}
+
+/** A row of such a table. */
+export function rowOf(cells, right = []) {
+  return h("tr", {}, cells.map(cellOf("td", {}, right)));
+}
+
+function cellOf(tag, attributes, right) {
+  return (value, column) =>
+    value?.tagName === "TD" ? value : h(tag, { ...attributes, class: right.includes(column) ? "number" : null }, value);
 }
 
 /** An error with its code, as a card. */

@@ -59,6 +59,7 @@ export const SORTS = { name: "Name", parameters: "Params", bytes: "Size", dtype:
 
 export class Tree {
   #maps = new Map();
+  #dtypeTexts = new Map();
   #ordered = [];
   #leaves = null;
   #byName = null;
@@ -179,7 +180,13 @@ export class Tree {
   }
 
   dtypeText(node) {
-    return DTYPE_NAMES.filter((_, number) => this.dtypes[node] & (1 << number)).join(", ");
+    const dtypes = this.dtypes[node];
+    let text = this.#dtypeTexts.get(dtypes);
+    if (text === undefined) {
+      text = DTYPE_NAMES.filter((_, number) => dtypes & (1 << number)).join(", ");
+      this.#dtypeTexts.set(dtypes, text);
+    }
+    return text;
   }
 
   isModule(node) {

@@ -96,6 +96,8 @@ def test_comparison_shows_both_histograms_and_an_image(viewed: Opener, other: Pa
 
 def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other)
+    # The page has compared the values once.
+    look.wait("102 tensors compared in")
     # The time from the key press to the message, by the clock of the page: without the time of the test's
     # driver.
     took = look.page.evaluate(
@@ -117,6 +119,28 @@ def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
     # The cancelled comparison does not delay later work.
     look.page.click("text=Compare all values")
     look.wait("102 tensors compared in")
+
+
+def test_comparison_goes_on_when_its_button_is_pressed_again(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    look.wait("102 tensors compared in")
+    requests = []
+    for presses in (1, 2):
+        before = len(look.requests)
+        look.page.evaluate(
+            """(presses) => new Promise((done) => {
+              const status = document.querySelector("main [role=status]");
+              status.replaceChildren();
+              const buttons = [...document.querySelectorAll("main button")];
+              const button = buttons.find((one) => one.textContent === "Compare all values");
+              new MutationObserver(() => done()).observe(status, { childList: true });
+              for (let n = 0; n < presses; n++) button.click();
+            })""",
+            presses,
+        )
+        requests.append(len(look.requests) - before)
+    assert requests[0] == requests[1]
+    assert "102 tensors compared in" in look.text()
 
 
 def test_comparison_opens_a_second_model_by_hand(viewed: Opener, other: Path) -> None:
