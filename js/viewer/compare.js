@@ -170,6 +170,10 @@ export class Comparison {
       "aria-label": "Tensors compared",
       hidden: !this.#controller,
     });
+    this.stop = button("Cancel", () => this.cancel(), {
+      "aria-keyshortcuts": "Escape",
+      hidden: !this.#controller,
+    });
     this.status = h("p", { role: "status" }, this.told);
     this.lead = h("p", { class: "lead" });
     this.#list();
@@ -206,7 +210,7 @@ export class Comparison {
         ...(hasValues
           ? [
             button("Compare all values", () => this.all()),
-            button("Cancel", () => this.cancel(), { "aria-keyshortcuts": "Escape" }),
+            this.stop,
           ]
           : []),
         this.bar,
@@ -235,7 +239,7 @@ export class Comparison {
     if (this.#controller) return;
     this.#wasStarted = true;
     const controller = (this.#controller = new AbortController());
-    this.bar.hidden = false;
+    this.bar.hidden = this.stop.hidden = false;
     const started = performance.now();
     let done = 0;
     const onProgress = (news) => {
@@ -256,7 +260,7 @@ export class Comparison {
       failed = isAbort(error) ? null : card(error);
     }
     this.#controller = null;
-    this.bar.hidden = true;
+    this.bar.hidden = this.stop.hidden = true;
     this.status.replaceChildren(failed ?? this.told);
     this.#counted.clear();
     this.#list();
