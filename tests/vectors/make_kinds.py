@@ -1444,6 +1444,164 @@ def audio_unet() -> Any:
     return diffuser("UNet2DConditionModel", cross_attention_dim=768, in_channels=8, out_channels=8)
 
 
+# Files of other models and formats, written after the rules.
+
+
+SD21 = {
+    **SD15,
+    "cross_attention_dim": 1024,
+    "attention_head_dim": [5, 10, 20, 20],
+    "use_linear_projection": True,
+}
+MEDIUM = {"pos_embed_max_size": 384, "dual_attention_layers": list(range(13)), "qk_norm": "rms_norm"}
+
+
+@file(kind="LoRA", base="Flux", rank=[16, 16])
+def xlabs_flux() -> Any:
+    found: Shapes = {}
+    for at in range(19):
+        for part, out in (("qkv", 9216), ("proj", 3072)):
+            for side in (1, 2):
+                name = f"double_blocks.{at}.processor.{part}_lora{side}"
+                found[f"{name}.down.weight"] = "BF16", (16, 3072)
+                found[f"{name}.up.weight"] = "BF16", (out, 16)
+    return found
+
+
+@file(kind="LoRA", base="Stable Diffusion 2.x", rank=[16, 16])
+def kohya_sd_2() -> Any:
+    return kohya(diffuser("UNet2DConditionModel", **SD21), TRANSFORMER, 16)
+
+
+@file(kind="LoRA", base="Wan", rank=[32, 32])
+def musubi_wan() -> Any:
+    found = wan_original(diffuser("WanTransformer3DModel", **WAN))
+    return kohya(found, r"blocks.*attn\.[qkvo]\.weight", 32)
+
+
+@file(kind="LoRA", base=None, rank=[64, 64])
+def diffusers_cogvideox() -> Any:
+    found = diffuser("CogVideoXTransformer3DModel")
+    return peft_names(found, r"attn1\.to_[qkv]\.weight", 64, "transformer.")
+
+
+@file(kind="LoRA", base="T5, mT5 or UMT5", rank=[8, 8])
+def peft_t5() -> Any:
+    return peft("t5", "AutoModelForSeq2SeqLM", ["q", "v"], 8)
+
+
+@file(kind="language model", base="Llama", rank=None, packing="MLX, packed")
+def llama_mlx() -> Any:
+    def pack(name: str, shape: tuple[int, ...]) -> Shapes:
+        out, inner = shape
+        factors = {f"{name}.{one}": ("BF16", (out, inner // 64)) for one in ("scales", "biases")}
+        return {f"{name}.weight": ("U32", (out, inner // 8)), **factors}
+
+    return quantised(transformer("llama", "BF16", **LLAMA1B), pack)
+
+
+@file(kind="language model", base="Llama", rank=None, packing="MXFP4, 4 bit")
+def llama_mxfp4() -> Any:
+    def pack(name: str, shape: tuple[int, ...]) -> Shapes:
+        out, inner = shape
+        return {
+            f"{name}.weight_packed": ("U8", (out, inner // 2)),
+            f"{name}.weight_scale": ("U8", (out, inner // 32)),
+        }
+
+    return quantised(transformer("llama", "BF16", **LLAMA1B), pack)
+
+
+@file(kind="language model", base="Llama, Mistral or others", rank=None)
+def tinyllama() -> Any:
+    sizes = {"num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4}
+    return transformer("llama", "BF16", hidden_size=2048, intermediate_size=5632, vocab_size=32000, **sizes)
+
+
+@file(kind="language model", base="Qwen 2 VL", rank=None)
+def qwen_2_vl() -> Any:
+    return transformer("qwen2_vl", "BF16", "AutoModelForImageTextToText")
+
+
+@file(kind="language model", base="GPT-2", rank=None)
+def gpt2_xl() -> Any:
+    return transformer("gpt2", "F32", n_embd=1600, n_layer=48, n_head=25)
+
+
+@file(kind=None, base=None, rank=None)
+def olmo_2() -> Any:
+    return transformer("olmo2", "BF16", num_hidden_layers=16, hidden_size=2048)
+
+
+@file(kind="language model", base="mT5", rank=None)
+def mt5_base() -> Any:
+    sizes = {"d_model": 768, "d_ff": 2048, "num_heads": 12, "num_layers": 12}
+    return transformer("mt5", "F32", "MT5ForConditionalGeneration", vocab_size=250112, **sizes)
+
+
+@file(kind="text encoder", base="UMT5", rank=None)
+def umt5_xxl_encoder() -> Any:
+    sizes = {"d_model": 4096, "d_ff": 10240, "num_heads": 64, "num_layers": 24}
+    return transformer("umt5", "BF16", "UMT5EncoderModel", vocab_size=256384, **sizes)
+
+
+@file(kind="speech model", base="Whisper", rank=None)
+def whisper_large_v3_turbo() -> Any:
+    heads = {"encoder_attention_heads": 20, "decoder_attention_heads": 20}
+    return transformer(
+        "whisper",
+        "F16",
+        "WhisperForConditionalGeneration",
+        d_model=1280,
+        encoder_layers=32,
+        decoder_layers=4,
+        encoder_ffn_dim=5120,
+        decoder_ffn_dim=5120,
+        vocab_size=51866,
+        num_mel_bins=128,
+        **heads,
+    )
+
+
+@file(kind="UNet", base="Stable Diffusion 2.x", rank=None)
+def sd_2_1_unet() -> Any:
+    return diffuser("UNet2DConditionModel", **SD21)
+
+
+@file(kind=None, base=None, rank=None)
+def kolors_unet() -> Any:
+    kolors = {"encoder_hid_dim": 4096, "encoder_hid_dim_type": "text_proj"}
+    return diffuser(
+        "UNet2DConditionModel", **{**SDXL, "projection_class_embeddings_input_dim": 5632, **kolors}
+    )
+
+
+@file(kind="transformer", base="Stable Diffusion 3.5", rank=None)
+def sd_3_5_medium() -> Any:
+    return diffuser("SD3Transformer2DModel", **{**SD3, **MEDIUM})
+
+
+@file(kind="transformer", base="Chroma", rank=None)
+def chroma() -> Any:
+    return diffuser("ChromaTransformer2DModel", num_layers=19, num_single_layers=38)
+
+
+@file(kind="transformer", base="Flux.2", rank=None)
+def flux_2() -> Any:
+    return diffuser("Flux2Transformer2DModel")
+
+
+@file(kind="transformer", base="Wan", rank=None)
+def wan_2_2_5b() -> Any:
+    sizes = {"num_attention_heads": 24, "in_channels": 48, "out_channels": 48, "ffn_dim": 14336}
+    return diffuser("WanTransformer3DModel", **{**WAN, **sizes, "num_layers": 30})
+
+
+@file(kind="ControlNet", base="Stable Diffusion 3", rank=None)
+def controlnet_sd_3() -> Any:
+    return diffuser("SD3ControlNetModel", **{**SD3, "num_layers": 6})
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:] or FILES:
         text = json.dumps(FILES[name](), indent=1) + "\n"
