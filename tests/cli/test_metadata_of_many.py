@@ -80,6 +80,24 @@ def test_meta_rm_takes_a_key_with_a_star_literally(tmp_path: Path) -> None:
     assert metadata(tmp_path / "a.safetensors") == {"ab": "2"}
 
 
+@pytest.mark.parametrize(
+    ("command", "word", "expected"),
+    [
+        (("meta", "rm"), "ss_*", "a KEY"),
+        (("meta", "set"), "author=me", "KEY=VALUE"),
+        (("modelspec", "set"), "title=Ducks", "KEY=VALUE, --hash or --thumbnail"),
+    ],
+)
+def test_words_before_the_paths_are_named(
+    folder: Path, command: tuple[str, str], word: str, expected: str
+) -> None:
+    failed = run(*command, word, folder)
+    assert failed.code == 2
+    assert f"error: expected {expected} after the paths, found `{word}` before them" in failed.err
+    alone = run(*command, folder)
+    assert f"error: expected {expected} (see" in alone.err
+
+
 def test_meta_clean_training_keeps_title_licence_thumbnail_and_network(folder: Path) -> None:
     before = ingot.hash(folder / "a.safetensors", "autov3")
     good("meta", "clean", "--training", folder)

@@ -154,6 +154,14 @@ def models_and_words(words: Sequence[str], *, is_local: bool = True) -> tuple[li
     return models_of(found), [*words[end:]]
 
 
+def no_word(what: str, words: Sequence[str]) -> click.UsageError:
+    """Return the error for words that are all read as paths, where `what` should follow."""
+    first = words[0]
+    if len(words) == 1 or is_model(first) or os.path.exists(first):
+        return click.UsageError(f"expected {what}")
+    return click.UsageError(f"expected {what} after the paths, found `{shown(first)}` before them")
+
+
 def output(help_text: str, *, required: bool = False) -> Decorator:
     """Return an option for the destination file."""
     return click.option(

@@ -96,7 +96,7 @@ def set_(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool
     """Set keys of the metadata. Other keys keep their values."""
     models, pairs = arguments.models_and_words(words)
     if not pairs:
-        raise click.UsageError("expected KEY=VALUE")
+        raise arguments.no_word("KEY=VALUE", words)
     new = arguments.pairs(pairs)
     if every_file:
         return _of_files(screen, models, new, (), dry_run)
@@ -115,7 +115,7 @@ def rm(screen: Screen, words: tuple[str, ...], every_file: bool, dry_run: bool) 
     """
     models, keys = arguments.models_and_words(words)
     if not keys:
-        raise click.UsageError("expected a KEY")
+        raise arguments.no_word("a KEY", words)
     if every_file:
         return _of_files(screen, models, {}, keys, dry_run)
     read = OfEach(screen, models, lambda model: opened(model).metadata())

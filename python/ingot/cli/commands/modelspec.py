@@ -123,7 +123,7 @@ def set_(
     """
     models, pairs = arguments.models_and_words(words)
     if not pairs and not with_hash and thumbnail is None:
-        raise click.UsageError("expected KEY=VALUE, --hash or --thumbnail")
+        raise arguments.no_word("KEY=VALUE, --hash or --thumbnail", words)
     # Both forms of a key are one key.
     new = arguments.pairs(text.removeprefix(_PREFIX) for text in pairs)
     new = {_PREFIX + key: _checked(key, value) for key, value in new.items()}
