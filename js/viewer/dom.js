@@ -14,9 +14,9 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Calls `work` after the next frame. */
+/** Calls `work` when the next frame is on the screen: the frame after it begins then. */
 export function afterPaint(work) {
-  requestAnimationFrame(() => setTimeout(work));
+  requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(work)));
 }
 
 /** A name that may break after a dot, an underscore or a slash, and never in the middle of a word. */

@@ -186,8 +186,6 @@ class Page {
       ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
       button("Keys", () => this.#showKeys(), { class: "keys", "aria-label": "Keys" }),
     );
-    // Its height decides which rows of the tree are drawn. The screen is still short, and quickly laid out.
-    this.#show();
     if (table) this.#renderTree(name);
     const focused = document.activeElement?.id;
     try {
@@ -195,6 +193,7 @@ class Page {
     } catch (error) {
       this.screen.replaceChildren(card(error));
     }
+    this.#show();
     // A control that changed the screen keeps the focus.
     if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus();
   }

@@ -25,6 +25,7 @@ export function overview(table, { openTensor, signal }) {
   const isQuantised = stored.parameterTotal !== logical.parameterTotal;
   const method = config?.quantization_config?.quant_method;
   const name = nameOf(table.label);
+  const kind = h("span", {}, "…");
   const screen = h(
     "article",
     { "aria-busy": "true" },
@@ -32,7 +33,7 @@ export function overview(table, { openTensor, signal }) {
     h("p", { class: "lead" }, leadOf(table, logical)),
     facts([
       ["Path", name === table.label ? null : named(escapeName(table.label))],
-      ["Kind", kindText(table, metadata) || null],
+      ["Kind", kind],
       ["Format", table.format],
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
@@ -54,12 +55,20 @@ export function overview(table, { openTensor, signal }) {
     health(table, { openTensor, signal }),
     dtypes(table),
   );
-  // The end of the screen is made while the beginning is read.
+  // What takes long, and the end of the screen, are made while the beginning is read.
   afterPaint(() => {
+    fill(kind, kindText(table, metadata));
     screen.append(...[largest(table, openTensor), raw(metadata)].filter(Boolean));
     screen.removeAttribute("aria-busy");
   });
   return screen;
+}
+
+/** Puts a text into a list of facts, or removes the pair without one. */
+function fill(place, text) {
+  const { parentElement: value } = place;
+  place.textContent = text;
+  if (text === "") [value.previousElementSibling, value].forEach((one) => one.remove());
 }
 
 /** The model in one line. */

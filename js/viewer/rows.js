@@ -26,15 +26,16 @@ export class Rows {
   #typed = { text: "", at: 0 };
   #isFlat = false;
   /**
-   * Pixels of the tree and of its column of names: 0 until it is laid out. They are kept, since asking for them lays the
-   * page out.
+   * Pixels of the tree and of its column of names: 0 until it is laid out, and the style sheet cuts the names. They are
+   * kept, since asking for them lays the page out.
    */
   #height = 0;
   #width = 0;
   /** Whether the tree was ever moved from its top. */
   #isMoved = false;
-  /** Whether the first screen is still to be drawn. It has no spare rows, and the style sheet cuts its names. */
+  /** Whether the first screen is still to be drawn. It has no spare rows. */
   #isFirst = true;
+  #isWaiting = false;
 
   /**
    * Calls `open(tensor)` when a tensor is chosen, and `sort(column)` for a heading. `changeOf` returns the change of a node
@@ -78,7 +79,8 @@ export class Rows {
   }
 
   show(filter) {
-    if (this.#height === 0) this.#measure();
+    // At most the height of the window, until the tree is laid out. Narrow windows begin without it.
+    if (this.#isFirst && !matchMedia("(max-width: 760px)").matches) this.#height = innerHeight;
     const { nodes, indents } = this.tree.visible(filter);
     [this.#nodes, this.#indents, this.#isFlat] = [nodes, indents, Boolean(filter)];
     this.#cursor = Math.max(0, Math.min(this.#cursor, nodes.length - 1));
@@ -101,7 +103,8 @@ export class Rows {
 
   #resized() {
     const wasHidden = this.#height === 0;
-    if (!this.#measure()) return;
+    // The first rows are about to be drawn again.
+    if (!this.#measure() || this.#isWaiting) return;
     if (wasHidden) this.#move(this.#cursor);
     else this.#draw(true);
   }
@@ -135,7 +138,14 @@ export class Rows {
     const active = this.#pool.find((row) => row.at === this.#cursor && !row.isHidden);
     if (active) this.element.setAttribute("aria-activedescendant", active.element.id);
     else this.element.removeAttribute("aria-activedescendant");
-    if (this.#isFirst) afterPaint(() => this.#draw(true));
+    if (this.#isFirst) {
+      this.#isWaiting = true;
+      afterPaint(() => {
+        this.#isWaiting = false;
+        this.#measure();
+        this.#move(this.#cursor);
+      });
+    }
     this.#isFirst = false;
   }
 
@@ -168,10 +178,10 @@ export class Rows {
     const [before, after] = [isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "", members ? ` ×${members}` : ""];
     const room = this.#width - indent - 5;
     const isShort = (before + name + after).length * WIDEST <= room;
-    const shown = isShort || this.#isFirst
+    const shown = isShort || this.#width === 0
       ? name
       : fitting(name, () => this.#around(at), room - widthOf(before + after, isModule), isModule);
-    cells[0].style.paddingInlineStart = `${indent}px`;
+    cells[0].style.setProperty("--level", this.#indents[at]);
     put(cells[0].firstChild, before + shown + after);
     cells[0].title = name;
     if (shown === name) cells[0].removeAttribute("aria-label");
