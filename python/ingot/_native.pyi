@@ -49,6 +49,7 @@ __all__ = [
     "distances",
     "download",
     "fetch_beside",
+    "has_digests",
     "hash",
     "hash_object",
     "hashes",
@@ -210,6 +211,9 @@ def compose_patches(
 def version_id(checkpoint: Checkpoint) -> str:
     """Return the id of a version: a digest of the headers, and of the data if they lack digests."""
 
+def has_digests(checkpoint: Checkpoint) -> bool:
+    """Return whether the headers have a digest of each tensor, so that their id is an id of the data too."""
+
 @final
 class Patch:
     """An open patch (FORMAT.md, "Patches")."""
@@ -265,6 +269,23 @@ class Patch:
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
         """Write one file of the result."""
+
+    def layout(self) -> Checkpoint:
+        """Return the result with names, dtypes, shapes and metadata, without the data of tensors."""
+
+    def write_into(
+        self,
+        wanted: Sequence[tuple[str, int]],
+        destinations: Destinations,
+        *,
+        threads: int | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> None:
+        """Write new elements into memory of the base.
+
+        `wanted` has a name for each destination, and the first byte of the tensor that it holds. Destinations
+        are bytes (U8). All are checked before the first byte changes.
+        """
 
     def apply_in_place(
         self,

@@ -146,6 +146,10 @@ OTHERWISE = {
         "ingot.upload": "a file of this machine and nothing else",
         "ingot.modelspec.read": "the metadata of a file will do",
         "ingot.modelspec.validate": "the metadata of a file will do, and what `read` gives of them",
+        "ingot.torch.load_into": "with a patch, the version of the tensors, which may be unknown",
+    },
+    "patch": {
+        "ingot.torch.load_into": "None loads a whole file",
     },
     "strict": {
         "ingot.torch.load_into": "as in torch.nn.Module.load_state_dict",

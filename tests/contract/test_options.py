@@ -571,7 +571,7 @@ class Store:
 
 STORE = Store()
 # `other` is a source, and an error may be about the source.
-SOURCES = {("ingot.view", "other")}
+SOURCES = {("ingot.view", "other"), ("ingot.torch.load_into", "source")}
 STRANGE: list[Any] = [5, "x", -1, 10**30, None, object(), True, b"", float("nan"), [5]]
 INTEGERS = {
     "ahead",

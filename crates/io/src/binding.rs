@@ -5,7 +5,7 @@ pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 pub use crate::checkpoint::aliases::{Alias, aliases};
 pub use crate::computed::{Assembled, Piece, Side, remapped};
 pub use crate::convert::{convert, converts, is_float};
-pub use crate::delta::{Changed, Patch, apply, apply_in_place, compose, diff, version_id};
+pub use crate::delta::{Changed, Patch, apply, apply_in_place, compose, diff, has_digests, version_id};
 pub use crate::dequantise::{Dequantised, dequantise};
 pub use crate::device::{
     Allocator, DeviceBytes, DeviceFault, DeviceRegion, DeviceStream, Fresh, Onto, Refusal, release_pinned,

@@ -14,9 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use ingot_format::{Dtype, Format, Header, SHARED_KEY, ShardIndex, natural_order};
 
-pub(crate) use shards::Shards;
-#[cfg(feature = "remote")]
-pub(crate) use shards::Store;
+pub(crate) use shards::{Shards, Store};
 
 use crate::error::{Error, Failure};
 use crate::file::{Archive, BUFFER, Tensor, TensorId, nearest};

@@ -3,10 +3,11 @@
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 
-use ingot_io::{Error, ReadOptions, binding};
+use ingot_io::{Dtype, Error, Failure, ReadOptions, binding};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::destination::{Destination, Destinations, Held};
 use crate::errors::raise;
 use crate::header::TensorInfo;
 use crate::open::Checkpoint;
@@ -170,6 +171,36 @@ impl Patch {
         })
     }
 
+    /// Return the result, without the data of its tensors.
+    fn layout(&self, py: Python<'_>) -> PyResult<Checkpoint> {
+        let found = self.0.result().and_then(Checkpoint::of);
+        found.map_err(|error| raise(py, &error))
+    }
+
+    /// Write new elements into memory of the base. See `_native.pyi`.
+    #[pyo3(signature = (wanted, destinations, *, threads = None, progress = None))]
+    fn write_into(
+        &self,
+        py: Python<'_>,
+        wanted: Vec<(String, u64)>,
+        destinations: &Destinations,
+        threads: Option<NonZeroUsize>,
+        progress: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let held = destinations.take()?.into_iter();
+        let mut held = held
+            .map(|held| bytes_of(py, held))
+            .collect::<PyResult<Vec<_>>>()?;
+        let targets = wanted.iter().zip(&mut held).map(|((name, _), held)| {
+            let misfit = binding::Misfit::Overlap { other: name.clone() };
+            let refused = || Failure::Destination(misfit).about(self.0.path(), Some(name));
+            held.target().ok_or_else(|| raise(py, &refused()))
+        });
+        let targets = targets.collect::<PyResult<Vec<_>>>()?;
+        let read = ReadOptions::new().threads(threads);
+        Signals::telling(progress).run(py, |signals| self.0.write_into(&wanted, targets, &read, signals))
+    }
+
     /// Change the files at `path`. Return false if they were the result already.
     #[pyo3(signature = (path, verify, *, durable = true, threads = None, progress = None))]
     fn apply_in_place(
@@ -199,4 +230,18 @@ pub(crate) fn version_id(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<St
     Signals::detach(py, |signals| -> Result<String, Error> {
         binding::version_id(&checkpoint, &ReadOptions::new(), signals)
     })
+}
+
+fn bytes_of(py: Python<'_>, held: Held) -> PyResult<Destination> {
+    match held {
+        Held::Shown(destination) => Ok(destination),
+        Held::Given((_, memory, is_scalar)) => Destination::new(Dtype::U8, memory.bind(py), is_scalar),
+    }
+}
+
+/// Return whether the headers have a digest of each tensor.
+#[pyfunction]
+pub(crate) fn has_digests(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<bool> {
+    let checkpoint = checkpoint.opened(py)?;
+    Signals::detach(py, |_| binding::has_digests(&checkpoint))
 }

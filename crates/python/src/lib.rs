@@ -45,7 +45,7 @@ mod _native {
     #[pymodule_export]
     use crate::aside::{Aside, check_destination, replace_file};
     #[pymodule_export]
-    use crate::delta::{Patch, compose_patches, diff_versions, version_id};
+    use crate::delta::{Patch, compose_patches, diff_versions, has_digests, version_id};
     #[pymodule_export]
     use crate::destination::Destinations;
     #[pymodule_export]

@@ -770,7 +770,7 @@ impl Checkpoint {
         checkpoint.map_err(|error| raise(py, &error))
     }
 
-    fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
+    pub(crate) fn of(checkpoint: ingot_io::Checkpoint) -> Result<Checkpoint, Error> {
         let (backend, why) = checkpoint.backend()?;
         let path = checkpoint.path();
         Ok(Checkpoint {

@@ -91,6 +91,10 @@ class Loading(NamedTuple):
         """Whether tensors are computed from the stored ones."""
         return self.dequantize is not False or self.remap is not None
 
+    def as_stored(self) -> Loading:
+        """Return the options for reading the tensors as they are stored."""
+        return self._replace(dequantize=False, remap=None) if self.computes else self
+
     @property
     def proves(self) -> bool:
         """Whether a digest is compared."""
@@ -250,6 +254,7 @@ _CHECKED: dict[str, Callable[[Any], Any]] = {
 # How an argument is checked and converted that has this annotation.
 _OF_TYPES: dict[str, Callable[[Any], Any]] = {
     "Source": checks.checked_source,
+    "Source | None": lambda given: None if given is None else checks.checked_source(given),
     "Iterable[Source]": checks.checked_sources,
     "Path": local_path,
     "Path | Writable": checks.checked_written,

@@ -14,7 +14,7 @@ from ingot._base.keys import shared_prefix
 from ingot._base.options import Loading
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
-from ingot._native import Checkpoint, Destinations, Gpu, module_tensors
+from ingot._native import Checkpoint, Destinations, Gpu, has_digests, module_tensors, version_id
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Box, Joined, Part, in_elements
 from ingot._read.door import Reads
@@ -37,8 +37,23 @@ from ._filling import (
 from ._tensors import _CODES, PLAIN_CLASSES, _dtype, not_plain, undisturbed, wrap
 
 
-class IncompatibleKeys(NamedTuple):
+class _Names(NamedTuple):
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+class IncompatibleKeys(_Names):
     """The names that one side has and the other lacks.
+
+    Attributes
+    ----------
+    missing_keys : list of str
+        The names of tensors to fill that the file lacks.
+    unexpected_keys : list of str
+        The names of tensors of the file that were not filled.
+    version : str or None
+        The id of the version that the tensors have now, for `load_into` with ``patch``. None if the file was
+        saved without ``checksums``, or was dequantised.
 
     Examples
     --------
@@ -47,14 +62,18 @@ class IncompatibleKeys(NamedTuple):
     IncompatibleKeys(missing_keys=['bias'], unexpected_keys=['lm_head.weight'])
     """
 
-    missing_keys: list[str]
-    unexpected_keys: list[str]
+    version: str | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return restored, ("torch.IncompatibleKeys", tuple(self))
+        return restored, ("torch.IncompatibleKeys", tuple(self)), self.__dict__
 
     def __repr__(self) -> str:
         return f"IncompatibleKeys(missing_keys={brief(self[0])}, unexpected_keys={brief(self[1])})"
+
+
+def known_version(checkpoint: Checkpoint) -> str | None:
+    """Return the id of a version if it is known without reading the tensors, otherwise None."""
+    return version_id(checkpoint) if has_digests(checkpoint) else None
 
 
 class Fitting(NamedTuple):
@@ -318,7 +337,7 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
     for one in slots:
         code = _CODES.get(one.tensor.dtype)
         stored = checkpoint.info(one.source).dtype
-        is_float = stored in _CONVERTED
+        is_float = stored in CONVERTED
         if dtype is not None and is_float:
             stored = dtype
         converts = dtype is None and is_float and code in FLOATS
@@ -332,7 +351,7 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
 
 
 # The dtypes in files that are converted to floats.
-_CONVERTED = frozenset((*FLOATS, "F8_E8M0"))
+CONVERTED = frozenset((*FLOATS, "F8_E8M0"))
 
 
 def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal, TypeAlias, Unpack
+from typing import Any, Literal, TypeAlias, Unpack
 
 import torch
 
-from ingot._base.checks import one_of
-from ingot._base.options import Loading, checked, takes
+from ingot._base.checks import checked_source, one_of
+from ingot._base.options import Loading, argument, checked, takes
 from ingot._native import Checkpoint
 from ingot._ranks.local import has_group, is_distributed, known_group
 from ingot._read import door
@@ -18,7 +18,7 @@ from ingot._read.door import Reads, reading
 from ingot.errors import OptionError
 from ingot.typing import FillOptions, Source
 
-from ._into import IncompatibleKeys, fitting, load_fitting, slots, tensors_of
+from ._into import IncompatibleKeys, fitting, known_version, load_fitting, slots, tensors_of
 
 ReadOnce: TypeAlias = Literal["auto", "job", "node", False]
 Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
@@ -27,14 +27,15 @@ Target: TypeAlias = torch.nn.Module | Mapping[str, torch.Tensor]
 @takes(FillOptions)
 def load_into(
     into: torch.nn.Module | Mapping[str, torch.Tensor],
-    source: Source,
+    source: Source | None = None,
     *,
+    patch: Source | None = None,
     strict: bool = True,
     read_once: ReadOnce = "auto",
     process_group: torch.distributed.ProcessGroup | None = None,
     **options: Unpack[FillOptions],
 ) -> IncompatibleKeys:
-    """Load a file into the tensors of a module, without a second copy of them.
+    """Load a file, or the changes in a patch, into the tensors of a module, without a second copy of them.
 
     Parameters
     ----------
@@ -43,7 +44,12 @@ def load_into(
         devices and memory layouts stay the same, and no gradient is recorded. For a DTensor (FSDP2, tensor,
         expert parallel), each rank reads and fills only its part.
     source : str, bytes, os.PathLike, or an object to read from
-        As for `load_file`.
+        As for `load_file`. With `patch`, the version that the tensors have: the ``version`` of the result of
+        `load_into`. By default all tensors are compared with the digest of the version that the patch is for.
+    patch : str, bytes, os.PathLike, or an object to read from, optional
+        A patch (`ingot.delta.diff`, `DeltaWriter`). Only the elements that it changes are written. A tensor
+        that the patch adds or removes counts as for the file that it makes. If ranks load together, each
+        reads the patch.
     strict : bool
         Refuse a file that lacks a tensor of `into`, or has one that `into` lacks. Tensors of the file that
         `keys` and `drop` leave out count as neither, and `into` keeps its values for them.
@@ -66,7 +72,7 @@ def load_into(
     IncompatibleKeys
         ``missing_keys``, tensors of `into` that the file lacks, and ``unexpected_keys``, tensors of the file
         that `into` lacks, like the result of `torch.nn.Module.load_state_dict`. A name whose tensor is in the
-        file under another name is not missing.
+        file under another name is not missing. ``version`` is the id of the version that was loaded.
 
     Raises
     ------
@@ -85,9 +91,13 @@ def load_into(
         A value of the dict is not a tensor.
     OptionError
         `read_once` is not one of the choices, or needs a process group and there is none; or ranks load
-        together and `verify` or `expected_sha256` is set.
+        together and `verify` or `expected_sha256` is set. Or `patch` is passed with `dequantize`,
+        `expected_sha256` or `read_once`, with a source that is not a version, or without a version and with
+        tensors that cannot be compared with the base.
     IntegrityError
-        A tensor or the file differs from its digest. The content of the tensors is unspecified then.
+        A tensor or the file differs from its digest. The content of the tensors is unspecified then. Or the
+        patch is for another version (``code`` is ``"wrong-base"``), or is not intact, as for
+        `ingot.delta.apply`. Nothing has changed then.
     OSError, HeaderError, DtypeError, StorageError, OptionError
         As `load_file` does. After a failure, also of `progress`, the tensors may be partly filled.
 
@@ -101,6 +111,10 @@ def load_into(
     network file system, the first rank reads the index and the headers, and sends them to the others. The
     module's own loading hooks do not run: `load_model` runs them.
 
+    With `patch`, `remap` and `dtype` must be those with which the version before was loaded, and `verify`
+    compares the tensors with the digest of the base too. All checks are made before the first element
+    changes. The patch has absolute values, so that it may be applied again after a failure.
+
     For autograd, filling a tensor is ``copy_`` under ``torch.no_grad()``: it may require a gradient, and its
     version counter is incremented, so that ``backward`` raises if it needs the values from before.
 
@@ -110,8 +124,18 @@ def load_into(
     >>> ingot.torch.save_model(model, "linear.safetensors")
     >>> ingot.torch.load_into(model, "linear.safetensors")
     IncompatibleKeys(missing_keys=[], unexpected_keys=[])
+
+    A patch changes tensors that have the version before.
+
+    >>> tensors = ingot.torch.load_file("model.safetensors")
+    >>> ingot.delta.diff("model.safetensors", "tuned.safetensors", "patch.safetensors")
+    >>> loaded = ingot.torch.load_into(tensors, patch="patch.safetensors")
+    >>> loaded.version == ingot.delta.info("patch.safetensors").result
+    True
     """
     given = {**locals()}
+    if patch is not None or source is None:
+        return _patched(given)
 
     def asked() -> Loading:
         return Loading.among(checked(load_into, given, into=_known_target, **FOR_RANKS))
@@ -121,13 +145,43 @@ def load_into(
     if _is_shared(into if own is None else own, read_once):
         return _together(into, own, source, strict, read_once, process_group, asked)
 
-    def work(checkpoint: Checkpoint, reads: Reads) -> IncompatibleKeys:
+    def work(stored: Checkpoint, reads: Reads) -> IncompatibleKeys:
+        version = _version(stored, how)
+        checkpoint, reads = _as_asked(source, stored, reads, how)
         found, keys = fitting(into, checkpoint, strict, how, own)
         load_fitting(checkpoint, found, reads, how.dtype)
+        keys.version = version
         return keys
 
     how = asked()
-    return door.loaded(source, how, work)
+    return door.loaded(source, how.as_stored(), work)
+
+
+def _version(stored: Checkpoint, how: Loading) -> str | None:
+    """Return the id of the version that is loaded; None if it is unknown, or values are not stored ones."""
+    return known_version(stored) if how.dequantize is False else None
+
+
+def _as_asked(source: Source, stored: Checkpoint, reads: Reads, how: Loading) -> tuple[Checkpoint, Reads]:
+    """Return the checkpoint of the tensors that are computed from the stored ones, and how to read it."""
+    if not how.computes:
+        return stored, reads
+    # The tensors of another layout are compared before they are put together.
+    return door.computed(source, stored, how), reads._replace(proof=door.PLAIN.proof)
+
+
+def _patched(given: dict[str, Any]) -> IncompatibleKeys:
+    # Imported here: few loads apply a patch.
+    from ._load_patch import load_patch
+
+    found: Any = checked(load_into, given, into=_known_target, **FOR_RANKS)
+    if found["patch"] is None:
+        argument(load_into, "source", None, checked_source)
+    if found["read_once"] != "auto":
+        message = "load_into(): read_once is not supported with patch, which each rank reads"
+        raise OptionError(message, code="not-with-patch", found=found["read_once"])
+    how = Loading.among(found)
+    return load_patch(found["into"], found["source"], found["patch"], found["strict"], how)
 
 
 def _is_shared(into: Target, read_once: object) -> bool:
@@ -199,9 +253,12 @@ def _together(
 
     @contextmanager
     def look() -> Iterator[_load_by_ranks.Looked]:
-        checkpoint = _load_by_ranks.open_once(partial(door.open_all, source, how), peers)
-        with reading(checkpoint, how) as reads:
+        stored = _load_by_ranks.open_once(partial(door.open_all, source, how.as_stored()), peers)
+        version = _version(stored, how)
+        with reading(stored, how) as reads:
+            checkpoint, reads = _as_asked(source, stored, reads, how)
             tensors, keys = fitting(into, checkpoint, strict, how, own)
+            keys.version = version
             found.append(keys)
             yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)
 

@@ -6,6 +6,7 @@
 //! | [`Patch::open`] | reads the record; to apply the patch, compares it with its digests and checks each position |
 //! | [`apply`] | a new file, written like a [`save`](crate::save()): unchanged tensors are copied by the system |
 //! | [`apply_in_place`] | the patch is the redo log: a mark makes the header unreadable, changed pages are written, and the new header replaces the mark |
+//! | [`Patch::write_into`] | tensors in memory: all targets are checked, and threads write the new elements |
 //! | [`compose`] | patches of consecutive versions become one |
 //!
 //! ```
@@ -32,7 +33,9 @@
 mod changes;
 mod compose;
 mod diff;
+mod gaps;
 mod in_place;
+mod live;
 mod mark;
 mod numbers;
 mod patch;
@@ -41,5 +44,6 @@ mod version;
 pub use compose::compose;
 pub use diff::diff;
 pub use in_place::apply_in_place;
+pub use live::has_digests;
 pub use patch::{Changed, Patch, apply};
 pub use version::version_id;

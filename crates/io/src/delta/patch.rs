@@ -10,6 +10,7 @@ use std::thread::available_parallelism;
 use ingot_format::{DELTA_KEY, DeltaError, DeltaRecord, Dtype, Entry, Header, Limits, StopFlag, to_u64};
 
 use super::changes::{Codec, width};
+use super::gaps::{Gaps, put};
 use super::numbers::{Bytes, Numbers, in_memory};
 use super::version::{Found, covers_data, id, version_id};
 use crate::checkpoint::Checkpoint;
@@ -171,6 +172,9 @@ impl Sparse {
 
     /// Check all positions, and return the marks.
     fn marks(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Mark>> {
+        if self.codec == Codec::Gaps {
+            return self.marks_of_gaps(archive, stop);
+        }
         let window = WINDOW_NBYTES / self.width;
         let (mut walk, mut marks) = (self.runs(archive, stop)?, Vec::new());
         let mut before = walk.at;
@@ -185,6 +189,93 @@ impl Sparse {
         }
         marks.push(before);
         Ok(marks)
+    }
+
+    fn gaps<'a>(&self, archive: &'a Archive, from: Mark, stop: StopFlag<'a>) -> Gaps<'a> {
+        let positions = stored(archive, self.positions);
+        Gaps::new(positions, self.bits, from.position, from.next, stop)
+    }
+
+    fn marks_of_gaps(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Mark>> {
+        let window = WINDOW_NBYTES / self.width;
+        let (mut gaps, mut marks, mut before) = (
+            self.gaps(archive, Mark::default(), stop),
+            Vec::new(),
+            Mark::default(),
+        );
+        while before.index < self.count {
+            let batch = gaps.batch(self.count - before.index, self.elements)?;
+            let batch = batch.ok_or_else(|| broken("end early"))?;
+            let after = |number: usize| match number.checked_sub(1) {
+                None => before,
+                Some(last) => Mark {
+                    position: batch.end(last),
+                    next: batch.elements[last] + 1,
+                    index: before.index + to_u64(number),
+                },
+            };
+            let end = batch.elements.last().map_or(0, |last| last + 1);
+            while to_u64(marks.len()) * window < end {
+                let first = to_u64(marks.len()) * window;
+                marks.push(after(batch.elements.partition_point(|&element| element < first)));
+            }
+            before = after(batch.elements.len());
+        }
+        if !gaps.is_at_end()? {
+            return Err(broken("go on after the last value"));
+        }
+        marks.push(before);
+        Ok(marks)
+    }
+
+    /// Write the new bytes of the tensor from `begin` on into its memory.
+    pub(super) fn write(
+        &self,
+        archive: &Archive,
+        begin: u64,
+        into: &mut [u8],
+        stop: StopFlag<'_>,
+    ) -> io::Result<()> {
+        let bytes = begin..begin + to_u64(into.len());
+        if self.codec == Codec::Gaps {
+            return self.write_gaps(archive, bytes, into, stop);
+        }
+        self.each(archive, bytes, stop, |part, values| {
+            let part = in_memory(part.start - begin)?..in_memory(part.end - begin)?;
+            values.copy(&mut into[part])
+        })
+    }
+
+    fn write_gaps(
+        &self,
+        archive: &Archive,
+        bytes: Range<u64>,
+        into: &mut [u8],
+        stop: StopFlag<'_>,
+    ) -> io::Result<()> {
+        let mark = |window: u64| {
+            let found = self.marks.get(in_memory(window)?).or(self.marks.last());
+            found.copied().ok_or_else(|| broken("are not checked"))
+        };
+        let first = mark(bytes.start / WINDOW_NBYTES)?;
+        let last = mark(bytes.end.div_ceil(WINDOW_NBYTES))?;
+        let count = last.index - first.index;
+        let mut values = vec![0; in_memory(count * self.width)?];
+        stored(archive, self.values).read(first.index * self.width, &mut values, stop)?;
+        let (mut gaps, mut done) = (self.gaps(archive, first, stop), 0);
+        while done < count {
+            let batch = gaps.batch(count - done, self.elements)?;
+            let elements = batch.ok_or_else(|| broken("end early"))?.elements;
+            let values = &values[in_memory(done * self.width)?..];
+            match self.width {
+                1 => put::<1>(elements, values, bytes.start, into),
+                2 => put::<2>(elements, values, bytes.start, into),
+                4 => put::<4>(elements, values, bytes.start, into),
+                _ => put::<8>(elements, values, bytes.start, into),
+            }
+            done += to_u64(elements.len());
+        }
+        Ok(())
     }
 
     /// Call `changed` with each range of bytes in `begin..end` that changes, and a reader that is at their values.
