@@ -45,6 +45,7 @@ SILENT = {
     "ingot.safe_open.keys",
     "ingot.safe_open.metadata",
     "ingot.safe_open.offset_keys",
+    "ingot.torch.DeltaWriter.reset",
     # Errors of a caller's own object pass through.
     "ingot.typing.Writable.write",
 }

@@ -244,6 +244,8 @@ def called(name: str, path: Path) -> Iterator[Any]:
         elif owner == "ingot.PrefetchLoader":
             file = stack.enter_context(ingot.open(path))
             function = getattr(stack.enter_context(file.prefetch()), method)
+        elif owner == "ingot.torch.DeltaWriter":
+            function = getattr(ingot.torch.DeltaWriter({}, path.with_name("run")), method)
         elif owner == "ingot.Checkpoints":
             function = getattr(ingot.Checkpoints(path.with_name("run")), method)
         elif name == "ingot.Writer.write":

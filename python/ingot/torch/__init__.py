@@ -18,6 +18,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing("torch", error) from None
 
+from ._delta_writer import DeltaWriter
 from ._devices import mover as mover
 from ._devices import payload as payload
 from ._files import load, load_file, save, save_file
@@ -33,6 +34,7 @@ from ._tensors import wrap as wrap
 
 __all__ = [
     "RNG",
+    "DeltaWriter",
     "IncompatibleKeys",
     "load",
     "load_file",

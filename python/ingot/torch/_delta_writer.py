@@ -1,0 +1,226 @@
+"""Write the changes of live tensors, step by step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, NamedTuple, Unpack
+
+import torch
+
+from ingot import _native
+from ingot._base.checks import counted
+from ingot._base.options import checked, takes
+from ingot._base.waits import settled
+from ingot._native import Checkpoint
+from ingot._write.background import Line, SaveFuture
+from ingot.typing import NoOptions, Path
+
+from ._files import save_file
+from ._model import duplicate_names
+from ._tensors import _tensors
+
+_LINE = Line("ingot-deltas")
+
+
+class _Copy(bytearray):
+    """The bytes of a file in memory, which `save_file` writes to."""
+
+    def write(self, data: Any) -> None:
+        """Append bytes."""
+        self += data
+
+
+class _Pending(NamedTuple):
+    """A file that is being written, and the version that it makes."""
+
+    future: SaveFuture
+    new: _Copy
+
+
+@takes()
+class DeltaWriter:
+    """Write what changed in live tensors since the step before, for servers that have that step.
+
+    The first `save` writes all tensors to ``whole-00000007.safetensors`` in the directory, with the number of
+    the step. Each later one writes a patch, ``patch-00000008.safetensors``, from the step before. `load_file`
+    and `load_into` read the first, ``load_into(..., patch=)`` and `ingot.delta.apply` apply the others.
+
+    Parameters
+    ----------
+    tensors : torch.nn.Module or dict of str to torch.Tensor
+        The tensors, on any device. Of a module, the tensors of its `state_dict`, tied ones once.
+    directory : str, bytes or os.PathLike
+        Where to write. It is made if it does not exist. Files of the same steps are replaced.
+
+    Raises
+    ------
+    TypeError
+        `tensors` is neither a module nor a dict, or `directory` is no path.
+    OSError
+        The directory cannot be made.
+
+    Attributes
+    ----------
+    version : str or None
+        The id of the version that the next patch is for. None if the next file has all tensors.
+
+    Notes
+    -----
+    The writer has a copy of the version before in the memory of the host, and a second one while it writes.
+    `save` returns when the tensors are copied; comparing and writing follow in a thread. The error of a
+    failed write is raised by the next call, and by the end of the ``with`` block.
+
+    A patch has the id of its base, and the base moves only after a patch is durable. So a server that missed
+    a patch finds out: ``load_into`` raises `IntegrityError` with the code ``"wrong-base"``. A writer that is
+    made again, such as after a crash, begins with all tensors.
+
+    Examples
+    --------
+    >>> tensors = {"weight": torch.zeros(1000)}
+    >>> with ingot.torch.DeltaWriter(tensors, "weights") as writer:
+    ...     for step in range(3):
+    ...         tensors["weight"][step] += 1
+    ...         writer.save(step)
+    >>> server = ingot.torch.load_file("weights/whole-00000000.safetensors")
+    >>> for step in (1, 2):
+    ...     _ = ingot.torch.load_into(server, patch=f"weights/patch-{step:08}.safetensors")
+    >>> torch.equal(server["weight"], tensors["weight"])
+    True
+    """
+
+    def __init__(
+        self,
+        tensors: torch.nn.Module | Mapping[str, torch.Tensor],
+        directory: Path,
+        **options: Unpack[NoOptions],
+    ) -> None:
+        given = checked(DeltaWriter, locals(), tensors=_known_tensors)
+        self._tensors = tensors
+        # The program may change the current directory.
+        self._directory = os.path.join(os.getcwd(), os.fsdecode(given["directory"]))
+        self._base: _Copy | None = None
+        self._pending: _Pending | None = None
+        self.version: str | None = None
+        os.makedirs(self._directory, exist_ok=True)
+
+    def __enter__(self) -> DeltaWriter:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.commit()
+        elif self._pending is not None:
+            # A failure is printed at exit, so that it does not replace this error.
+            settled(self._pending.future)
+
+    @takes()
+    def save(self, step: int, **options: Unpack[NoOptions]) -> None:
+        """Copy the tensors, and write what changed in the background.
+
+        Before, the base moves to the step that was saved last, as by `commit`.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step, for the name of the file and for `ingot.delta.info`.
+
+        Raises
+        ------
+        OSError, StorageError
+            The file of the step before could not be written. The base has not moved, and the next call
+            writes a patch from it.
+        SaveError
+            A tensor cannot be stored, such as a DTensor: pass the result of ``full_tensor()``.
+        TypeError, OptionError
+            `step` is not a number of 0 or more.
+
+        Examples
+        --------
+        >>> writer = ingot.torch.DeltaWriter({"weight": torch.zeros(4)}, "weights")
+        >>> writer.save(0)
+        >>> writer.commit()
+        """
+        step = checked(self.save, locals(), step=partial(counted, "step"))["step"]
+        self.commit()
+        new = _copied(self._tensors)
+        kind = "whole" if self._base is None else "patch"
+        path = os.path.join(self._directory, f"{kind}-{step:08}.safetensors")
+        future = _LINE.put(partial(_write, self._base, new, path, step), SaveFuture(path))
+        self._pending = _Pending(future, new)
+
+    def commit(self) -> None:
+        """Wait until the last file is durable, and make the next patch from that step.
+
+        `save` and the end of the ``with`` block do it.
+
+        Raises
+        ------
+        OSError, StorageError
+            The file could not be written. The base has not moved.
+
+        Examples
+        --------
+        >>> writer = ingot.torch.DeltaWriter({"weight": torch.zeros(4)}, "weights")
+        >>> writer.save(0)
+        >>> writer.commit()
+        >>> writer.version is None
+        False
+        """
+        if self._pending is None:
+            return
+        future, new = self._pending
+        try:
+            future.result()
+        finally:
+            # Ctrl-C ends the wait and not the write.
+            if future.done():
+                self._pending = None
+        self._base, self.version = new, _native.version_id(Checkpoint.from_buffer(new))
+
+    def reset(self) -> None:
+        """Write all tensors at the next step, for servers that have lost a patch.
+
+        A file that is being written is completed first, and its failure has no effect.
+
+        Examples
+        --------
+        >>> writer = ingot.torch.DeltaWriter({"weight": torch.zeros(4)}, "weights")
+        >>> writer.save(0)
+        >>> writer.reset()
+        >>> writer.save(1)
+        >>> writer.commit()
+        >>> list(ingot.torch.load_file("weights/whole-00000001.safetensors"))
+        ['weight']
+        """
+        if self._pending is not None:
+            self._pending.future.exception()
+        self._pending = self._base = self.version = None
+
+
+def _known_tensors(given: Any) -> Any:
+    if not isinstance(given, (torch.nn.Module, Mapping)):
+        kind = type(given).__name__
+        raise TypeError(f"tensors must be a torch.nn.Module or a dict of str to torch.Tensor, found {kind}")
+    return given
+
+
+def _copied(tensors: torch.nn.Module | Mapping[str, torch.Tensor]) -> _Copy:
+    """Return a file of the tensors, as `save_model` or `save_file` would write it, in memory."""
+    metadata = None
+    if isinstance(tensors, torch.nn.Module):
+        state = _tensors(tensors.state_dict())
+        metadata = {one: name for name, others in duplicate_names(state).items() for one in others}
+        tensors = {name: tensor for name, tensor in state.items() if name not in metadata}
+    copy = _Copy()
+    save_file(dict(tensors), copy, metadata or None, checksums="xxh3")
+    return copy
+
+
+def _write(base: _Copy | None, new: _Copy, path: str, step: int) -> None:
+    if base is None:
+        _native.replace_file(path, [new], overwrite=True)
+        return
+    versions = Checkpoint.from_buffer(base), Checkpoint.from_buffer(new)
+    _native.diff_versions(*versions, path, step=step, overwrite=True)
