@@ -257,6 +257,28 @@ def test_load_into_fills_and_converts_a_module(path: Path, backend: str) -> None
     assert told[-1][0] == told[-1][1]
 
 
+def test_load_into_patches_tensors_of_several_devices(path: Path) -> None:
+    new, patch = path.with_name("new.safetensors"), path.with_name("patch.safetensors")
+    changed = {name: tensor.clone() for name, tensor in TENSORS.items()}
+    changed["matrix"][::7, ::3] += 1
+    changed["deep"][:] = 2
+    changed["half"][3:9] *= 2
+    changed["flags"] ^= True
+    framework.save_file(TENSORS, path, checksums="xxh3")
+    framework.save_file(changed, new, checksums="xxh3")
+    ingot.delta.diff(path, new, patch)
+    target = {
+        "half": torch.zeros(33, 5, device="far"),
+        "matrix": torch.zeros(20, 300, device="far").t(),
+        "flags": torch.zeros(3, dtype=torch.bool, device="far"),
+        "deep": torch.zeros(3, 40, 50),
+    }
+    version = framework.load_into(target, path, strict=False).version
+    framework.load_into(target, version, patch=patch, strict=False)
+    assert torch.equal(target.pop("deep"), changed["deep"])
+    assert all_same(target, {name: changed[name].to(tensor.dtype) for name, tensor in target.items()})
+
+
 def test_load_file_sends_each_tensor_to_its_device(path: Path, backend: str) -> None:
     for device in (
         {"m*": "far", "d*": "meta", "*": "cpu"},
