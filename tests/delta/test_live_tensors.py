@@ -148,7 +148,9 @@ def test_a_patch_has_the_effect_of_loading_the_new_version(
         made = load_file("0.st", remap=rules)
         target, expected = twin(dice, made)
         options: Any = {"remap": rules}
-        if dice.random() < 0.1 and rules is None:
+        # Whether dtype converts F8_E8M0 depends on the other tensors of a target.
+        has_scales = any(tensor.dtype is torch.float8_e8m0fnu for tensor in old.values())
+        if dice.random() < 0.1 and rules is None and not has_scales:
             options["dtype"] = "F16"
         version = load_into(target, "0.st", **options).version
         found = load_into(target, version, patch="0-1.st", threads=dice.choice([None, 1]), **options)
@@ -156,10 +158,8 @@ def test_a_patch_has_the_effect_of_loading_the_new_version(
         converts = options.get("dtype") is not None or rules is RULES[-1]
         stored = dict.fromkeys(target) if converts else {name: one.dtype for name, one in made.items()}
         for _ in range(2):
-            assert all(alike(target[name], one, stored[name]) for name, one in expected.items()), (
-                SEED,
-                number,
-            )
+            for name, one in expected.items():
+                assert alike(target[name], one, stored[name]), (SEED, number, name)
             # The same patch again, as after a failure.
             load_into(target, version, patch="0-1.st", **options)
         assert found.version == ingot.delta.info("0-1.st").result
