@@ -341,6 +341,123 @@ def test_a_group_outside_of_the_groups_is_refused(tmp_path: Path) -> None:
     assert (caught.value.code, caught.value.tensor) == ("no-dequantization", "x.g_idx")
 
 
+def changed(name: str, part: str, change: Callable[[Array], Array]) -> Quantised:
+    model = MODELS[name]()
+    model.tensors[part] = change(model.tensors[part])
+    return model
+
+
+def configured(name: str, **settings: Any) -> Quantised:
+    model = MODELS[name]()
+    model.config.update(settings)
+    return model
+
+
+def lacking(name: str, part: str) -> Quantised:
+    model = MODELS[name]()
+    del model.tensors[part]
+    return model
+
+
+def as_dtype(name: str, part: str, dtype: str) -> Quantised:
+    return changed(name, part, lambda values: numpy.zeros(values.shape, dtype))
+
+
+# By fault: the model, and the tensor that the error names.
+FAULTS: dict[str, tuple[Callable[[], Quantised], str]] = {
+    "AWQ of outputs that are no multiple of 8": (
+        lambda: changed("awq", "x.scales", lambda scales: scales[:, :-1].copy()),
+        "x.scales",
+    ),
+    "AWQ of 8 bits": (lambda: configured("awq", bits=8), "x.qweight"),
+    "AWQ of other groups": (lambda: configured("awq", group_size=20), "x.scales"),
+    "GPTQ of other bits": (lambda: configured("gptq 4", bits=8), "x.qweight"),
+    "GPTQ of other groups": (lambda: configured("gptq 4", group_size=64), "x.scales"),
+    "packed integers of other bits": (
+        lambda: configured("packed 4", config_groups={"a": {"weights": {"num_bits": 8}}}),
+        "x.weight_packed",
+    ),
+    "packed integers of other groups": (
+        lambda: changed("packed 4", "x.weight_scale", lambda scales: scales[:, :-1].copy()),
+        "x.weight_scale",
+    ),
+    "FP8 of other blocks": (
+        lambda: changed(
+            "fp8 blocks", "x.weight_scale_inv", lambda scales: numpy.concatenate([scales, scales[:1]])
+        ),
+        "x.weight_scale_inv",
+    ),
+    "NF4 without its state": (
+        lambda: lacking("nf4", "x.weight.quant_state.bitsandbytes__nf4"),
+        "x.weight",
+    ),
+    "LLM.int8 without maxima": (lambda: lacking("llm.int8", "x.SCB"), "x.weight"),
+    "MXFP4 with powers of another dtype": (lambda: as_dtype("mxfp4", "x.up_scales", "int64"), "x.up_scales"),
+    "torchao floats of another dtype": (
+        lambda: as_dtype("torchao float8", "x._weight_qdata", "int64"),
+        "x._weight_qdata",
+    ),
+    "torchao integers of another dtype": (
+        lambda: as_dtype("torchao intx", "x._weight_qdata", "bool"),
+        "x._weight_qdata",
+    ),
+    "torchao FP4 of another dtype": (
+        lambda: as_dtype("torchao nvfp4", "x._weight_qdata", "float64"),
+        "x._weight_qdata",
+    ),
+    "torchao scales that are transposed": (
+        lambda: changed("torchao nvfp4", "x._weight_scale", lambda scales: scales.T.copy()),
+        "x._weight_scale",
+    ),
+    "a torchao scale of the whole of another dtype": (
+        lambda: as_dtype("torchao nvfp4", "x._weight_per_tensor_scale", "bool"),
+        "x._weight_per_tensor_scale",
+    ),
+    "no torchao scale of the whole": (
+        lambda: changed("torchao nvfp4", "x._weight_per_tensor_scale", lambda _: numpy.zeros(0, "float32")),
+        "x._weight_per_tensor_scale",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path, fault: str) -> None:
+    make, tensor = FAULTS[fault]
+    path = make().save(tmp_path)
+    with pytest.raises(ConversionError) as caught:
+        load_file(path, dequantize=True)
+    assert (caught.value.code, caught.value.tensor) == ("no-dequantization", tensor)
+
+
+def test_modules_may_have_bits_of_their_own(tmp_path: Path) -> None:
+    model = configured("gptq 8", bits=4, dynamic={"x": {"bits": 8}})
+    found = load_file(model.save(tmp_path), dequantize="F32")["x.weight"]
+    assert same(found, numpy.ascontiguousarray(model.weights["x.weight"]))
+
+
+def test_groups_that_were_never_set_are_in_order_everywhere(tmp_path: Path) -> None:
+    """A negative number in one tile decides for all: compressed-tensors looks at the whole tensor."""
+    model = quantised.packed(RANDOM(34), 4, 3, 8, 4096)
+    order = numpy.arange(8 * 4096, dtype="int32")[::-1] // 4096
+    model.tensors["x.weight_g_idx"] = numpy.ascontiguousarray(order)
+    model.tensors["x.weight_g_idx"][-1] = -1
+    path, meant = model.save(tmp_path), numpy.ascontiguousarray(model.weights["x.weight"])
+    assert same(load_file(path, dequantize="F32")["x.weight"], meant)
+    with ingot.open(path, dequantize="F32") as file:
+        found = file.get_slice("x.weight")[:, :100]
+    assert same(found, numpy.ascontiguousarray(meant[:, :100]))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_scales_that_are_not_finite_stay(tmp_path: Path, value: str) -> None:
+    model = MODELS["fp8 rows"]()
+    model.tensors["x.weight_scale"][3] = float(value)
+    found = load_file(model.save(tmp_path), dequantize="F32")["x.weight"]
+    with numpy.errstate(invalid="ignore"):
+        meant = model.tensors["x.weight"].astype("float32") * model.tensors["x.weight_scale"]
+    assert numpy.array_equal(found, meant, equal_nan=True)
+
+
 def test_options_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = MODELS["awq"]().save(tmp_path)
     with pytest.raises(OptionError, match="expected True, False or one of BF16") as caught:

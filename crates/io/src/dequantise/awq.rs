@@ -38,9 +38,14 @@ pub(super) fn find(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Er
     let parts = names([weight, &zeros, &scales]);
     let (inputs, outputs, many) = (weight.rows(), scales.columns(), scales.rows());
     model.check(&scales, &FLOATS, &[many, outputs])?;
+    if !outputs.is_multiple_of(8) {
+        let reason = format!("{outputs} outputs are not a multiple of 8");
+        return Err(model.refuse(&scales.name, reason));
+    }
     model.check(weight, &[Dtype::I32], &[inputs, outputs / 8])?;
     model.check(&zeros, &[Dtype::I32], &[many, outputs / 8])?;
-    if !outputs.is_multiple_of(8) || many == 0 || !inputs.is_multiple_of(many) {
+    model.check_settings(weight, 4, inputs, &scales)?;
+    if many == 0 || !inputs.is_multiple_of(many) {
         let reason = format!("{inputs} inputs are not a multiple of {many} groups");
         return Err(model.refuse(&weight.name, reason));
     }
@@ -84,24 +89,21 @@ impl Decode for Awq {
             transposed(&zeros, length(&needed)),
         );
         let scales = transposed(&scales, length(&needed));
+        let mut zero_points = Vec::new();
         let rows = outputs.clone().zip(values.chunks_exact_mut(tile.width()));
         for ((output, values), scales) in rows.zip(scales.chunks_exact(length(&needed))) {
             let at = place(output / 8, span.start);
             let shift = SHIFTS[saturating_usize(output % 8)];
-            let codes = shifted(&words[at * tile.width()..][..tile.width()], shift);
-            let zeros = shifted(&zeros[at * length(&needed)..][..length(&needed)], shift);
-            let zeros: Vec<f32> = zeros.into_iter().map(f32::from).collect();
-            groups.scale(&codes, &zeros, scales, values);
+            let code = |word: u32| {
+                let [low, ..] = (word.wrapping_shr(shift) & 15).to_le_bytes();
+                low
+            };
+            let zeros = &zeros[at * length(&needed)..][..length(&needed)];
+            zero_points.clear();
+            zero_points.extend(zeros.iter().map(|&word| f32::from(code(word))));
+            let words = &words[at * tile.width()..][..tile.width()];
+            groups.scale(words, code, &zero_points, scales, values);
         }
         Ok(())
     }
-}
-
-/// Return the four bits from `shift` on of each word.
-fn shifted(words: &[u32], shift: u32) -> Vec<u8> {
-    let code = |word: &u32| {
-        let [low, ..] = (word >> shift & 15).to_le_bytes();
-        low
-    };
-    words.iter().map(code).collect()
 }

@@ -30,11 +30,13 @@ fn rows(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Error> {
     let Some(stem) = weight.name.strip_suffix("weight") else {
         return Ok(None);
     };
-    let Some(maxima) = model.part(&format!("{stem}SCB")) else {
-        return Ok(None);
-    };
-    model.check(&maxima, &[Dtype::F32], &[weight.rows()])?;
     let format = model.part(&format!("{stem}weight_format"));
+    let maxima = format!("{stem}SCB");
+    if format.is_none() && model.part(&maxima).is_none() {
+        return Ok(None);
+    }
+    let maxima = model.needed(weight, &maxima)?;
+    model.check(&maxima, &[Dtype::F32], &[weight.rows()])?;
     let parts = names([weight, &maxima].into_iter().chain(&format));
     if let Some(format) = &format
         && model.reads().all(format)?.iter().any(|byte| *byte != 0)
@@ -83,6 +85,13 @@ fn table(model: &Model<'_>, weight: &Part) -> Result<Option<Group>, Error> {
     let name = |part: &str| format!("{}.{part}", weight.name);
     let states = ["quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4"].map(name);
     let Some(state) = model.first(&states) else {
+        if ["quant_map", "absmax"]
+            .iter()
+            .all(|part| model.part(&name(part)).is_some())
+        {
+            let reason = "its part `quant_state` is missing, which has its shape";
+            return Err(model.refuse(&weight.name, reason));
+        }
         return Ok(None);
     };
     let text = model.reads().all(&state)?;

@@ -41,6 +41,12 @@ impl Config {
         self.get(key)?.as_str().map(str::to_lowercase)
     }
 
+    /// Return a setting that is a number, or None if modules may have others.
+    pub(super) fn number(&self, key: &str) -> Option<u64> {
+        let has_others = self.get("dynamic").is_some_and(|value| !value.is_null());
+        self.get(key).filter(|_| !has_others)?.as_u64()
+    }
+
     /// Return the block sizes of FP8 weights with scales for blocks.
     pub(super) fn block_size(&self) -> Option<[u64; 2]> {
         let [rows, columns] = self.get("weight_block_size")?.as_array()?.as_slice() else {

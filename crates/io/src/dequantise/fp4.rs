@@ -63,26 +63,8 @@ fn nvfp4(
         &[Dtype::F8_E4M3],
         &with_last(&shape, (2 * weight.columns()).div_ceil(NVFP4_BLOCK)),
     )?;
-    let matrices: u64 = weight.shape.iter().rev().skip(2).product();
-    if whole.count() != 1 && whole.count() != matrices || !whole.is_float() {
-        let reason = format!(
-            "expected one float for each of {matrices} matrices, found {} of {}",
-            whole.count(),
-            whole.dtype
-        );
-        return Err(model.refuse(&whole.name, reason));
-    }
-    let count = whole.count();
-    let factors = model
-        .reads()
-        .floats(&whole.clone().seen_as(1, count), 0..1, 0..count)?;
     let parts = names([weight, &scales, whole]);
-    let rows = (weight.rows() / matrices.max(1)).max(1);
-    let whole = Whole {
-        factors,
-        rows,
-        is_divided,
-    };
+    let whole = Whole::read(model, weight, whole, is_divided)?;
     Ok(group(
         stem,
         shape,
@@ -111,18 +93,14 @@ fn mxfp4(model: &Model<'_>, weight: &Part, stem: &str, scales: Part) -> Result<G
 
 /// Return the group of an MXFP4 weight in blocks of 16 bytes. The matrices of experts are transposed, as the model has them.
 fn blocks(model: &Model<'_>, weight: &Part, stem: &str) -> Result<Group, Error> {
-    let scales = model
-        .needed(weight, &format!("{stem}_scales"))?
-        .of(Dtype::F8_E8M0);
+    let scales = model.needed(weight, &format!("{stem}_scales"))?;
     let [leading @ .., outputs, many, 16] = weight.shape.as_slice() else {
         let reason = format!("expected the shape […, 16], found {:?}", weight.shape);
         return Err(model.refuse(&weight.name, reason));
     };
-    model.check(
-        &scales,
-        &[Dtype::F8_E8M0],
-        &weight.shape[..weight.shape.len() - 1],
-    )?;
+    let expected = &weight.shape[..weight.shape.len() - 1];
+    model.check(&scales, &[Dtype::U8, Dtype::F8_E8M0], expected)?;
+    let scales = scales.of(Dtype::F8_E8M0);
     let parts = names([weight, &scales]);
     let (inputs, matrices) = (many * MXFP4_BLOCK, leading.iter().product::<u64>());
     let rows = matrices * outputs;
@@ -167,15 +145,41 @@ fn with_last(shape: &[u64], last: u64) -> Vec<u64> {
 /// A number for each matrix, by which its scales are multiplied or divided.
 #[derive(Debug)]
 pub(super) struct Whole {
-    pub(super) factors: Vec<f32>,
+    factors: Vec<f32>,
     /// Rows of one matrix.
-    pub(super) rows: u64,
-    pub(super) is_divided: bool,
+    rows: u64,
+    is_divided: bool,
 }
 
 impl Whole {
+    /// Read the numbers of a weight.
+    pub(super) fn read(
+        model: &Model<'_>,
+        weight: &Part,
+        whole: &Part,
+        is_divided: bool,
+    ) -> Result<Whole, Error> {
+        let matrices: u64 = weight.shape.iter().rev().skip(2).product();
+        let count = whole.count();
+        if count != 1 && count != matrices || !whole.is_float() {
+            let reason = format!(
+                "expected one float for each of {matrices} matrices, found {count} of {}",
+                whole.dtype
+            );
+            return Err(model.refuse(&whole.name, reason));
+        }
+        let factors = model
+            .reads()
+            .floats(&whole.clone().seen_as(1, count), 0..1, 0..count)?;
+        Ok(Whole {
+            factors,
+            rows: (weight.rows() / matrices.max(1)).max(1),
+            is_divided,
+        })
+    }
+
     fn scale(&self, scale: f32, row: u64) -> f32 {
-        let number = saturating_usize(row / self.rows).min(self.factors.len() - 1);
+        let number = saturating_usize(row / self.rows).min(self.factors.len().saturating_sub(1));
         let factor = self.factors[number];
         if self.is_divided {
             scale / factor

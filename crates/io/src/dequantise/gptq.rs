@@ -81,6 +81,7 @@ impl Gptq {
         model.check(&zeros, &[Dtype::I32], &[many, packing.words(outputs)])?;
         let inputs = weight.rows() * 32 / bits;
         model.check(&weight, &[Dtype::I32], &[packing.words(inputs), outputs])?;
+        model.check_settings(&weight, bits, inputs, &scales)?;
         let order = groups
             .map(|part| GroupIndex::new(model, part, inputs, many))
             .transpose()?;
@@ -156,7 +157,7 @@ impl Decode for Gptq {
         for ((values, words), (scales, zeros)) in rows.zip(factors) {
             self.packing
                 .unpack(words.as_flattened(), saturating_usize(first), &mut codes);
-            groups.scale(&codes, zeros, scales, values);
+            groups.scale(&codes, |code| code, zeros, scales, values);
         }
         Ok(())
     }

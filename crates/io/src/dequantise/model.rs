@@ -90,6 +90,35 @@ impl<'m> Model<'m> {
     }
 }
 
+impl Model<'_> {
+    /// Fail if the configuration has another number of bits, or other groups of so many inputs than the scales have.
+    pub(super) fn check_settings(
+        &self,
+        weight: &Part,
+        bits: u64,
+        inputs: u64,
+        scales: &Part,
+    ) -> Result<(), Error> {
+        if let Some(told) = self.config.number("bits").filter(|told| *told != bits) {
+            let reason = format!("config.json has {told} bits, and the tensors have {bits}");
+            return Err(self.refuse(&weight.name, reason));
+        }
+        let size = ["group_size", "q_group_size"]
+            .iter()
+            .find_map(|key| self.config.number(key));
+        let many = size.filter(|size| *size > 0).map(|size| inputs.div_ceil(size));
+        if let Some(many) = many.filter(|many| *many != scales.rows()) {
+            let reason = format!(
+                "config.json has groups of {} inputs, which are {many} of {inputs} inputs, and the scales have {}",
+                size.unwrap_or_default(),
+                scales.rows()
+            );
+            return Err(self.refuse(&scales.name, reason));
+        }
+        Ok(())
+    }
+}
+
 /// Return the names of these parts.
 pub(super) fn names<'p>(parts: impl IntoIterator<Item = &'p Part>) -> Vec<String> {
     parts.into_iter().map(|part| part.name.clone()).collect()

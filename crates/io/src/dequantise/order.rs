@@ -2,6 +2,7 @@
 //! the order of its activations.
 
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use ingot_format::{Dtype, to_u64, to_usize};
 
@@ -15,18 +16,49 @@ use crate::error::{Error, Failure};
 pub(super) struct GroupIndex {
     part: Part,
     groups: u64,
+    /// Whether a number of the whole tensor is negative: the groups of a module that was not quantised in this order were never
+    /// set. Found by the first read.
+    is_unset: OnceLock<bool>,
 }
 
 impl GroupIndex {
     /// Return the index of `columns` columns of `groups` groups.
     pub(super) fn new(model: &Model<'_>, part: Part, columns: u64, groups: u64) -> Result<GroupIndex, Error> {
         model.check(&part, &[Dtype::I32, Dtype::I64], &[columns])?;
-        Ok(GroupIndex { part, groups })
+        Ok(GroupIndex {
+            part,
+            groups,
+            is_unset: OnceLock::new(),
+        })
     }
 
-    /// Return the group of each of these columns. `None` if a number is negative: the groups of a module that was not
-    /// quantised in this order were never set.
+    /// Return the group of each of these columns, or `None` if the groups were never set.
     fn of(&self, columns: &Range<u64>, reads: Reads<'_>) -> Result<Option<Vec<usize>>, Error> {
+        let is_unset = match self.is_unset.get() {
+            Some(known) => *known,
+            None => {
+                let all = self.numbers(&(0..self.part.columns()), reads)?;
+                *self.is_unset.get_or_init(|| all.iter().any(|number| *number < 0))
+            }
+        };
+        if is_unset {
+            return Ok(None);
+        }
+        let numbers = self.numbers(columns, reads)?;
+        let group = |number: &i64| {
+            u64::try_from(*number)
+                .ok()
+                .filter(|group| *group < self.groups)
+                .and_then(to_usize)
+        };
+        let found: Option<Vec<usize>> = numbers.iter().map(group).collect();
+        found.map(Some).ok_or_else(|| {
+            let reason = format!("it has a group that is not in 0..{}", self.groups);
+            Failure::Dequantization(reason).about(reads.inputs.path(), Some(&self.part.name))
+        })
+    }
+
+    fn numbers(&self, columns: &Range<u64>, reads: Reads<'_>) -> Result<Vec<i64>, Error> {
         let bytes = reads.bytes(&self.part, 0..1, columns.clone())?;
         let numbers: Vec<i64> = if self.part.dtype == Dtype::I64 {
             bytes
@@ -43,20 +75,7 @@ impl GroupIndex {
                 .map(|bytes| i32::from_le_bytes(*bytes).into())
                 .collect()
         };
-        if numbers.iter().any(|number| *number < 0) {
-            return Ok(None);
-        }
-        let group = |number: &i64| {
-            u64::try_from(*number)
-                .ok()
-                .filter(|group| *group < self.groups)
-                .and_then(to_usize)
-        };
-        let found: Option<Vec<usize>> = numbers.iter().map(group).collect();
-        found.map(Some).ok_or_else(|| {
-            let reason = format!("it has a group that is not in 0..{}", self.groups);
-            Failure::Dequantization(reason).about(reads.inputs.path(), Some(&self.part.name))
-        })
+        Ok(numbers)
     }
 }
 
@@ -109,20 +128,28 @@ impl Groups {
         (to_u64(first)..to_u64(end), groups)
     }
 
-    /// Multiply `code - zero` by `scale` in each column of a row, with the zero and the scale of its group.
-    pub(super) fn scale(&self, codes: &[u8], zeros: &[f32], scales: &[f32], values: &mut [f32]) {
+    /// Multiply `code - zero` by `scale` in each column of a row, with the zero and the scale of its group. `number` returns
+    /// the integer of an element of `codes`.
+    pub(super) fn scale<T: Copy>(
+        &self,
+        codes: &[T],
+        number: impl Fn(T) -> u8,
+        zeros: &[f32],
+        scales: &[f32],
+        values: &mut [f32],
+    ) {
         match self {
             Groups::Runs(runs) => {
                 for (group, run) in runs {
                     let (zero, scale) = (zeros[*group], scales[*group]);
                     for (value, code) in values[run.clone()].iter_mut().zip(&codes[run.clone()]) {
-                        *value = (f32::from(*code) - zero) * scale;
+                        *value = (f32::from(number(*code)) - zero) * scale;
                     }
                 }
             }
             Groups::Each(order) => {
                 for ((value, code), &group) in values.iter_mut().zip(codes).zip(order) {
-                    *value = (f32::from(*code) - zeros[group]) * scales[group];
+                    *value = (f32::from(number(*code)) - zeros[group]) * scales[group];
                 }
             }
         }
@@ -150,8 +177,8 @@ mod tests {
         let (_, runs) = Groups::of(order.clone());
         assert!(matches!(runs, Groups::Runs(_)));
         let mut found = [[0.0; 48], [1.0; 48]];
-        runs.scale(&codes, &zeros, &scales, &mut found[0]);
-        Groups::Each(order).scale(&codes, &zeros, &scales, &mut found[1]);
+        runs.scale(&codes, |code| code, &zeros, &scales, &mut found[0]);
+        Groups::Each(order).scale(&codes, |code| code, &zeros, &scales, &mut found[1]);
         assert_eq!(found[0], found[1]);
         assert_eq!((found[0][0], found[0][47]), (-2.0, 135.0));
     }

@@ -106,6 +106,16 @@ impl Packed {
             (expected[last - 1], expected[last]) = (packing.words(*rows), many);
             model.check(zeros, &[Dtype::I32], if whole { &expected } else { &[] })?;
         }
+        let sizes = model
+            .config
+            .weights()
+            .map(|weights| weights.get("group_size")?.as_u64());
+        let sizes: Vec<_> = sizes.collect();
+        let is_told = |size: &Option<u64>| size.is_none_or(|size| columns.div_ceil(size.max(1)) == many);
+        if many > 1 && !sizes.is_empty() && !sizes.iter().any(is_told) {
+            let reason = format!("{many} groups of {columns} columns are not the groups in config.json");
+            return Err(model.refuse(&scales.name, reason));
+        }
         let order = order
             .map(|part| GroupIndex::new(model, part, columns, many))
             .transpose()?;
@@ -129,13 +139,16 @@ fn packing_of(model: &Model<'_>, weight: &Part, columns: u64) -> Result<Packing,
         .config
         .weights()
         .filter_map(|weights| weights.get("num_bits")?.as_u64());
-    let found = told
-        .chain([4, 8])
-        .chain(1..=8)
-        .find(|bits| (1..=8).contains(bits) && fits(bits));
-    found.map(|bits| Packing { bits }).ok_or_else(|| {
+    let told: Vec<u64> = told.collect();
+    let known = if told.is_empty() {
+        [4, 8].into_iter().chain(1..=8).collect()
+    } else {
+        told
+    };
+    let found = known.iter().find(|bits| (1..=8).contains(*bits) && fits(bits));
+    found.map(|&bits| Packing { bits }).ok_or_else(|| {
         let reason = format!(
-            "{} words for {columns} columns are no packing of 1 to 8 bits",
+            "{} words for {columns} columns are no packing of {known:?} bits",
             weight.columns()
         );
         model.refuse(&weight.name, reason)
@@ -187,7 +200,7 @@ impl Decode for Packed {
             .zip(zeros.chunks_exact(length(&needed)));
         for ((values, bytes), (scales, zeros)) in rows.zip(factors) {
             let codes = self.packing.codes(bytes, first, values.len());
-            groups.scale(&codes, zeros, scales, values);
+            groups.scale(&codes, |code| code, zeros, scales, values);
         }
         Ok(())
     }

@@ -190,6 +190,14 @@ impl Grid {
             return None;
         }
         let [block_rows, block_columns] = config.unwrap_or([BLOCK, BLOCK]);
+        // Scales of the configuration's blocks, of rows or of the whole.
+        let is_usual = (
+            rows.div_ceil(block_rows.max(1)),
+            columns.div_ceil(block_columns.max(1)),
+        ) == (*down, *across);
+        if config.is_some() && !is_usual && !(*across == 1 && (*down == 1 || down == rows)) {
+            return None;
+        }
         Some(Grid {
             shape: [many.iter().product::<u64>() * down, *across],
             matrix_rows: (*rows).max(1),

@@ -48,8 +48,9 @@ pub(super) fn find(model: &Model<'_>, data: &Part) -> Result<Option<Group>, Erro
     );
     let block = last_block(settings);
     let (decoder, shape): (Box<dyn Decode>, _) = match class {
-        "Float8Tensor" | "Int8Tensor" | "IntxUnpackedToInt8Tensor" => scaled(model, data, scale, zeros)?,
-        "MXTensor" if is_float8(data) => scaled(model, data, scale, zeros)?,
+        "Float8Tensor" => scaled(model, data, &FLOATS8, scale, zeros)?,
+        "Int8Tensor" | "IntxUnpackedToInt8Tensor" => scaled(model, data, &[Dtype::I8], scale, zeros)?,
+        "MXTensor" if is_float8(data) => scaled(model, data, &FLOATS8, scale, zeros)?,
         "MXTensor" | "NVFP4Tensor" => floats(model, data, scale, whole, block)?,
         _ => {
             let reason =
@@ -87,13 +88,22 @@ fn last_block(settings: &Value) -> Option<u64> {
     block.as_u64().or_else(|| block.as_array()?.last()?.as_u64())
 }
 
+const FLOATS8: [Dtype; 2] = [Dtype::F8_E4M3, Dtype::F8_E5M2];
+
 fn is_float8(data: &Part) -> bool {
-    matches!(data.dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
+    FLOATS8.contains(&data.dtype)
 }
 
 type Found = (Box<dyn Decode>, Vec<u64>);
 
-fn scaled(model: &Model<'_>, data: &Part, scale: Part, zeros: Option<Part>) -> Result<Found, Error> {
+fn scaled(
+    model: &Model<'_>,
+    data: &Part,
+    dtypes: &[Dtype],
+    scale: Part,
+    zeros: Option<Part>,
+) -> Result<Found, Error> {
+    model.check(data, dtypes, &data.shape)?;
     let decoder = Scaled::new(model, data.clone(), scale, zeros)?;
     Ok((Box::new(decoder), data.shape.clone()))
 }
@@ -106,6 +116,7 @@ fn floats(
     whole: Option<Part>,
     block: Option<u64>,
 ) -> Result<Found, Error> {
+    model.check(data, &[Dtype::U8, Dtype::F4], &data.shape)?;
     let mut shape = data.shape.clone();
     let columns = 2 * data.columns();
     if let Some(last) = shape.last_mut() {
@@ -117,25 +128,15 @@ fn floats(
     } else {
         scale
     };
-    if scale.count() != data.rows() * columns.div_ceil(block) {
-        let reason = format!(
-            "scales of shape {:?} fit no blocks of {block} in {shape:?}",
-            scale.shape
-        );
-        return Err(model.refuse(&scale.name, reason));
+    let mut blocks = shape.clone();
+    if let Some(last) = blocks.last_mut() {
+        *last = columns.div_ceil(block);
     }
-    model.check(&scale, &[Dtype::F8_E4M3, Dtype::F8_E8M0], &scale.shape)?;
+    model.check(&scale, &[Dtype::F8_E4M3, Dtype::F8_E8M0], &blocks)?;
     let scale = scale.seen_as(data.rows(), columns.div_ceil(block));
-    let matrices = whole.as_ref().map_or(1, Part::count).max(1);
     let whole = match whole {
         None => None,
-        Some(whole) => Some(Whole {
-            factors: model
-                .reads()
-                .floats(&whole.seen_as(1, matrices), 0..1, 0..matrices)?,
-            rows: (data.rows() / matrices).max(1),
-            is_divided: false,
-        }),
+        Some(whole) => Some(Whole::read(model, data, &whole, false)?),
     };
     Ok((Box::new(Floats::new(data, scale, block, whole)), shape))
 }
