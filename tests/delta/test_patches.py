@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -307,6 +308,43 @@ def test_apply_refuses_hostile_positions(versions: list[Path], name: str) -> Non
             ingot.delta.apply(base, patch, destination, in_place=destination is None)
         assert raised.value.code == "invalid-patch", raised.value
     assert base.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [
+        ("files", ["../a.safetensors", "b.safetensors"]),
+        ("files", ["a.safetensors", "a.safetensors"]),
+        ("files", ["model.safetensors.index.json", "b.safetensors"]),
+        ("index", "../model.safetensors.index.json"),
+        ("index", "/model.safetensors.index.json"),
+        ("index", "."),
+        ("index", ""),
+    ],
+)
+def test_a_patch_with_hostile_names_of_files_is_rejected(tmp_path: Path, member: str, value: Any) -> None:
+    old, new, patch = tmp_path / "old", tmp_path / "new", tmp_path / "patch.safetensors"
+    for folder, number in ((old, 1), (new, 2)):
+        array = numpy.full(100, number, "u2")
+        ingot.numpy.save_file({"a": array, "b": array}, tmp_path / "one.safetensors", overwrite=True)
+        ingot.split(tmp_path / "one.safetensors", folder, max_shard_size=200)
+    ingot.delta.diff(old, new, patch)
+    with ingot.open(patch) as file:
+        record = json.loads((file.metadata() or {})["ingot.delta"])
+    assert member in record
+    ingot.update_metadata(patch, {"ingot.delta": json.dumps({**record, member: value})})
+    before = content(old)
+    for call in (
+        lambda: ingot.delta.info(patch),
+        lambda: ingot.delta.items(patch),
+        lambda: ingot.delta.apply(old, patch, tmp_path / "result"),
+        lambda: ingot.delta.apply(old, patch, in_place=True),
+        lambda: ingot.delta.compose([patch], tmp_path / "composed.safetensors"),
+    ):
+        with raises(ingot.IntegrityError, "file of the result|files of the result", code="invalid-patch"):
+            call()
+    assert content(old) == before
+    assert not (tmp_path / "result").exists()
 
 
 def test_in_place_names_the_patch_that_was_not_finished(versions: list[Path]) -> None:

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
@@ -52,7 +52,7 @@ pub fn apply_in_place(
     watch: &dyn Watch,
 ) -> Result<bool, Error> {
     patch.check_proven()?;
-    let paths = paths(path, patch)?;
+    let paths = paths(path, patch);
     if path.exists() && !paths.iter().all(|path| path.is_file()) {
         let reason = "the new version has files with other names";
         return Err(PatchFault::NotInPlace(reason).about(Some(path)));
@@ -275,23 +275,14 @@ fn check_result(
 }
 
 /// Return the paths of the files.
-fn paths(path: &Path, patch: &Patch) -> Result<Vec<PathBuf>, Error> {
+fn paths(path: &Path, patch: &Patch) -> Vec<PathBuf> {
     if patch.record().index.is_none() {
-        return Ok(vec![path.to_owned()]);
+        return vec![path.to_owned()];
     }
     let folder = if path.is_dir() { Some(path) } else { path.parent() };
     let folder = folder.unwrap_or(Path::new(""));
     let names = patch.record().files.iter();
-    let mut paths = Vec::with_capacity(names.len());
-    for name in names {
-        let mut parts = Path::new(name).components();
-        let is_name = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
-        if !is_name || name.contains(['/', '\\', ':', '\0']) {
-            return Err(patch.invalid(format!("a file of the result has the name {}", Quoted(name))));
-        }
-        paths.push(folder.join(name));
-    }
-    Ok(paths)
+    names.map(|name| folder.join(name)).collect()
 }
 
 /// Return the ids of the files if they are the base of the patch, `None` if they are its result.

@@ -1,13 +1,15 @@
 //! An open patch, and the new file that it makes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::thread::available_parallelism;
 
-use ingot_format::{DELTA_KEY, DeltaError, DeltaRecord, Dtype, Entry, Header, Limits, StopFlag, to_u64};
+use ingot_format::{
+    DELTA_KEY, DeltaError, DeltaRecord, Dtype, Entry, Header, Limits, Quoted, StopFlag, to_u64,
+};
 
 use super::changes::{Codec, width};
 use super::gaps::{Gaps, put};
@@ -378,6 +380,7 @@ impl Patch {
         if prove {
             intact(vec![archive], watch)?;
         }
+        check_names(&record).map_err(|reason| invalid(&reason))?;
         let files = files(archive, &record)?;
         let index = match &record.index {
             Some(_) => Some(bytes(
@@ -597,6 +600,22 @@ fn bytes(tensor: Tensor<'_>) -> Result<Vec<u8>, Error> {
     let read = stored(archive, tensor.number()).read(0, &mut bytes, StopFlag::never());
     read.map_err(|fault| unusable(archive, entry.name, fault))?;
     Ok(bytes)
+}
+
+/// Fail if the files of the result and its index do not have names of their own in one directory.
+fn check_names(record: &DeltaRecord) -> Result<(), String> {
+    let mut names = HashSet::new();
+    for name in record.files.iter().chain(&record.index) {
+        let mut parts = Path::new(name).components();
+        let is_name = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+        if !is_name || name.contains(['/', '\\', ':', '\0']) {
+            return Err(format!("a file of the result has the name {}", Quoted(name)));
+        }
+        if !names.insert(name) {
+            return Err(format!("two files of the result have the name {}", Quoted(name)));
+        }
+    }
+    Ok(())
 }
 
 /// Return the files of the result.
