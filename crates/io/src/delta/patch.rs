@@ -82,8 +82,8 @@ pub(super) struct Sparse {
     pub(super) width: u64,
     elements: u64,
     pub(super) count: u64,
-    /// Where to begin for each window of the tensor; empty until the positions are checked.
-    marks: Vec<Mark>,
+    /// Where to begin for windows of the tensor; empty until the positions are checked.
+    starts: Vec<Start>,
 }
 
 /// A place between two runs.
@@ -95,6 +95,14 @@ struct Mark {
     next: u64,
     /// The number of values before.
     index: u64,
+}
+
+/// Where to begin for all windows before this one that are not before an earlier start. So there are no more starts than
+/// runs, however large the tensor is said to be.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    until: u64,
+    mark: Mark,
 }
 
 /// Changed elements without a gap.
@@ -172,25 +180,25 @@ impl Sparse {
         self.walk(archive, Mark::default(), stop)
     }
 
-    /// Check all positions, and return the marks.
-    fn marks(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Mark>> {
+    /// Check all positions, and return the starts.
+    fn starts(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Start>> {
         if self.codec == Codec::Gaps {
-            return self.marks_of_gaps(archive, stop);
+            return self.starts_of_gaps(archive, stop);
         }
         let window = WINDOW_NBYTES / self.width;
-        let (mut walk, mut marks) = (self.runs(archive, stop)?, Vec::new());
-        let mut before = walk.at;
+        let (mut walk, mut starts) = (self.runs(archive, stop)?, Vec::<Start>::new());
+        let mut mark = walk.at;
         while let Some(run) = walk.next()? {
-            while to_u64(marks.len()) * window < run.end {
-                marks.push(before);
+            let until = run.end.div_ceil(window);
+            if starts.last().is_none_or(|last| last.until < until) {
+                starts.push(Start { until, mark });
             }
-            before = walk.at;
+            mark = walk.at;
         }
         if !walk.numbers.is_at_end()? {
             return Err(broken("go on after the last value"));
         }
-        marks.push(before);
-        Ok(marks)
+        Ok(starts)
     }
 
     fn gaps<'a>(&self, archive: &'a Archive, from: Mark, stop: StopFlag<'a>) -> Gaps<'a> {
@@ -198,13 +206,10 @@ impl Sparse {
         Gaps::new(positions, self.bits, from.position, from.next, stop)
     }
 
-    fn marks_of_gaps(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Mark>> {
+    fn starts_of_gaps(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Start>> {
         let window = WINDOW_NBYTES / self.width;
-        let (mut gaps, mut marks, mut before) = (
-            self.gaps(archive, Mark::default(), stop),
-            Vec::new(),
-            Mark::default(),
-        );
+        let mut gaps = self.gaps(archive, Mark::default(), stop);
+        let (mut before, mut starts) = (Mark::default(), Vec::<Start>::new());
         while before.index < self.count {
             let batch = gaps.batch(self.count - before.index, self.elements)?;
             let batch = batch.ok_or_else(|| broken("end early"))?;
@@ -216,18 +221,38 @@ impl Sparse {
                     index: before.index + to_u64(number),
                 },
             };
-            let end = batch.elements.last().map_or(0, |last| last + 1);
-            while to_u64(marks.len()) * window < end {
-                let first = to_u64(marks.len()) * window;
-                marks.push(after(batch.elements.partition_point(|&element| element < first)));
+            let mut number = 0;
+            while let Some(element) = batch.elements.get(number) {
+                let until = element / window + 1;
+                if starts.last().is_none_or(|last| last.until < until) {
+                    starts.push(Start {
+                        until,
+                        mark: after(number),
+                    });
+                }
+                number = batch
+                    .elements
+                    .partition_point(|&element| element < until * window);
             }
             before = after(batch.elements.len());
         }
         if !gaps.is_at_end()? {
             return Err(broken("go on after the last value"));
         }
-        marks.push(before);
-        Ok(marks)
+        Ok(starts)
+    }
+
+    /// Return where the values from this window on begin; after the last value if there are none.
+    fn start(&self, window: u64) -> io::Result<Mark> {
+        if self.starts.is_empty() && self.count > 0 {
+            return Err(broken("are not checked"));
+        }
+        let later = self.starts.partition_point(|start| start.until <= window);
+        let end = Mark {
+            index: self.count,
+            ..Mark::default()
+        };
+        Ok(self.starts.get(later).map_or(end, |start| start.mark))
     }
 
     /// Write the new bytes of the tensor from `begin` on into its memory.
@@ -255,13 +280,8 @@ impl Sparse {
         into: &mut [u8],
         stop: StopFlag<'_>,
     ) -> io::Result<()> {
-        let mark = |window: u64| {
-            let found = self.marks.get(in_memory(window)?).or(self.marks.last());
-            found.copied().ok_or_else(|| broken("are not checked"))
-        };
-        let first = mark(bytes.start / WINDOW_NBYTES)?;
-        let last = mark(bytes.end.div_ceil(WINDOW_NBYTES))?;
-        let count = last.index - first.index;
+        let first = self.start(bytes.start / WINDOW_NBYTES)?;
+        let count = self.start(bytes.end.div_ceil(WINDOW_NBYTES))?.index - first.index;
         let mut values = vec![0; in_memory(count * self.width)?];
         stored(archive, self.values).read(first.index * self.width, &mut values, stop)?;
         let (mut gaps, mut done) = (self.gaps(archive, first, stop), 0);
@@ -288,12 +308,11 @@ impl Sparse {
         stop: StopFlag<'a>,
         mut changed: impl FnMut(Range<u64>, &mut Bytes<'a>) -> io::Result<()>,
     ) -> io::Result<()> {
-        let window = in_memory(bytes.start / WINDOW_NBYTES)?;
-        // After the last mark there are no changes.
-        let Some(mark) = self.marks.get(window).or(self.marks.last()) else {
-            return Err(broken("are not checked"));
-        };
-        let (mut walk, mut values) = (self.walk(archive, *mark, stop)?, None);
+        let start = self.start(bytes.start / WINDOW_NBYTES)?;
+        if start.index == self.count {
+            return Ok(());
+        }
+        let (mut walk, mut values) = (self.walk(archive, start, stop)?, None);
         while let Some(run) = walk.next()? {
             let whole = run.begin * self.width..run.end * self.width;
             if whole.start >= bytes.end {
@@ -418,12 +437,12 @@ impl Patch {
         let reading = Reading::on(threads).waiting(archive.source().waits());
         let work = |number: usize, stop: StopFlag<'_>| {
             let (name, changes) = &sparse[number];
-            let found = changes.marks(archive, stop);
+            let found = changes.starts(archive, stop);
             found.map_err(|fault| unusable(archive, name, fault))
         };
-        let marks = in_parallel(reading, &numbers, work, watch)?;
-        for ((_, sparse), marks) in sparse.into_iter().zip(marks) {
-            sparse.marks = marks;
+        let starts = in_parallel(reading, &numbers, work, watch)?;
+        for ((_, sparse), starts) in sparse.into_iter().zip(starts) {
+            sparse.starts = starts;
         }
         Ok(())
     }
@@ -725,7 +744,7 @@ fn sparse(positions: Tensor<'_>, entry: &Entry<'_>, codec: Codec) -> Result<Spar
         width,
         elements: entry.nbytes() / width,
         count: *count,
-        marks: Vec::new(),
+        starts: Vec::new(),
     })
 }
 
@@ -794,4 +813,79 @@ fn old<'a>(base: &'a Checkpoint, patch: &'a Patch, entry: &Entry<'_>) -> Result<
             .of(entry.name));
     }
     Ok(tensor.archive().payload(found.begin, found.end))
+}
+
+#[cfg(test)]
+mod tests {
+    use ingot_format::TensorView;
+
+    use super::*;
+    use crate::file::MemorySource;
+    use crate::options::OpenOptions;
+
+    fn sparse(elements: u64, gaps: &[u64]) -> (Archive, Sparse) {
+        let mut positions = vec![32];
+        for &gap in gaps {
+            let escapes = gap / u64::from(u32::MAX);
+            positions.extend((0..escapes).flat_map(|_| u32::MAX.to_le_bytes()));
+            positions.extend(&(gap % u64::from(u32::MAX)).to_le_bytes()[..4]);
+        }
+        let values = vec![7; gaps.len()];
+        let views = [("positions", &positions), ("values", &values)];
+        let views =
+            views.map(|(name, data)| (name, TensorView::new(Dtype::U8, vec![data.len()], data).unwrap()));
+        let file = crate::serialize(views, None).unwrap();
+        let archive = Archive::from_source(MemorySource::new(file), &OpenOptions::default()).unwrap();
+        let number = |name| archive.find(name).unwrap().number();
+        let sparse = Sparse {
+            positions: number("positions"),
+            values: number("values"),
+            codec: Codec::Gaps,
+            bits: 32,
+            width: 1,
+            elements,
+            count: to_u64(gaps.len()),
+            starts: Vec::new(),
+        };
+        (archive, sparse)
+    }
+
+    #[test]
+    fn positions_in_a_tensor_of_any_size_take_little_memory() {
+        let elements = 1 << 48;
+        let (archive, mut sparse) = sparse(elements, &[3, elements / 2, elements / 2 - 6]);
+        sparse.starts = sparse.starts(&archive, StopFlag::never()).unwrap();
+        assert_eq!(sparse.starts.len(), 3);
+        let found = |bytes: Range<u64>| {
+            let mut found = Vec::new();
+            let each = sparse.each(&archive, bytes, StopFlag::never(), |part, _| {
+                found.push(part.start);
+                Ok(())
+            });
+            each.map(|()| found).unwrap()
+        };
+        let at = |window: u64| window * WINDOW_NBYTES..(window + 1) * WINDOW_NBYTES;
+        let second = 4 + elements / 2;
+        assert_eq!(found(at(0)), [3]);
+        assert!(found(at(1)).is_empty());
+        assert_eq!(found(at(second / WINDOW_NBYTES)), [second]);
+        assert_eq!(found(at(elements / WINDOW_NBYTES - 1)), [elements - 1]);
+        assert_eq!(found(0..elements).len(), 3);
+    }
+
+    #[test]
+    fn no_window_after_the_last_change_is_read() {
+        let (archive, mut sparse) = sparse(4 * WINDOW_NBYTES, &[0, 0, WINDOW_NBYTES - 2]);
+        sparse.starts = sparse.starts(&archive, StopFlag::never()).unwrap();
+        let mut found = Vec::new();
+        for window in 0..4 {
+            let bytes = window * WINDOW_NBYTES..(window + 1) * WINDOW_NBYTES;
+            let each = sparse.each(&archive, bytes, StopFlag::never(), |part, _| {
+                found.push((window, part.start));
+                Ok(())
+            });
+            each.unwrap();
+        }
+        assert_eq!(found, [(0, 0), (0, 1), (1, WINDOW_NBYTES)]);
+    }
 }
