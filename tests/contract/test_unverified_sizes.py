@@ -47,6 +47,8 @@ NO_SIZES = [-5, -1, 2**63, 2**70, True, False, 1.5, float("nan"), "7", b"7"]
 PROGRAM = """
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
+# Without it, a system user could reserve most of the disk that other tests write to.
+resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 30,) * 2)
 import numpy as np
 import ingot, ingot.numpy
 
