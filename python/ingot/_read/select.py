@@ -80,8 +80,10 @@ class Selected(NamedTuple, Generic[Tensor]):
         """
         keys = tuple(checkpoint.all_names()) if aliases and self.keys is None else self.keys
         names = select(checkpoint, keys, self.drop)
-        # There may be many of these, so that no Python code runs for each.
-        found = dict(zip(names, names, strict=True))
+        # There may be many of these, so that no Python code runs for each. The strings of `out` have hashes
+        # already, and are found equal to themselves without a comparison.
+        own = [*self.out] if self.out else names
+        found = dict(zip(own if own == names else names, names, strict=True))
         for name, labels in (self.several or {}).items():
             if name in found:
                 found |= dict.fromkeys(labels, found.pop(name))
