@@ -314,6 +314,7 @@ MODULES = (
 GIVEN: dict[str, Callable[[], object]] = {
     "dtype": lambda: "F16",
     "framework": lambda: "numpy",
+    "metadata": lambda: {"k": "v"},
     "name": lambda: "a",
     "tensor": lambda: numpy.ones((2, 3), numpy.float32),
     "tensors": lambda: _tensors(),

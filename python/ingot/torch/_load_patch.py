@@ -15,7 +15,7 @@ from ingot._base.frameworks import lacks
 from ingot._base.options import Loading
 from ingot._base.progress import reporting_on
 from ingot._base.text import _escaped, located
-from ingot._native import Checkpoint, Patch, hash_object
+from ingot._native import Checkpoint, Patch, hash_object, shown_url
 from ingot._ranks.placements import Part
 from ingot._read.door import Reads, open_checkpoint
 from ingot._read.moves import misfit
@@ -63,7 +63,7 @@ def _refuse_options(how: Loading, version: Any) -> None:
         message = f"load_into(): {given[0]} is not supported with patch: load the new version as a whole"
         raise OptionError(message, code="not-with-patch", found=given[0])
     if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
-        found = version if isinstance(version, str) else type(version).__name__
+        found = shown_url(version) if isinstance(version, str) else type(version).__name__
         message = (
             "load_into(): with patch, source is the version that the tensors have: expected None or the "
             f"`version` of the result of load_into, 64 hexadecimal digits, found {_escaped(found)} — to load "
