@@ -47,7 +47,7 @@ exclude_patterns = ["_templates"]
 # On macOS and Windows, `ingot.View` and `ingot.view` would be one file.
 autosummary_filename_map = {
     f"ingot.{name}": f"ingot.{name}-class"
-    for name in ("Cast", "Check", "Diff", "Download", "Repair", "Stats", "View")
+    for name in ("Cast", "Check", "Diff", "Download", "Repair", "Stats", "Upload", "View")
 } | {
     f"ingot.remap.{name}": f"ingot.remap.{name}-class"
     for name in (
