@@ -144,7 +144,7 @@ def _unknown_version(name: str) -> OptionError:
     return located(OptionError, reason, code="no-version", tensor=name)
 
 
-# Which elements of which tensor change.
+# The elements of each tensor that change.
 
 
 class _Axis(NamedTuple):
@@ -224,7 +224,7 @@ def _changes(
 
 
 def _virtuals(layout: Checkpoint, how: Loading) -> Callable[[str], Virtual]:
-    """Return a function that returns the boxes of stored tensors of which a tensor is made."""
+    """Return a function that maps a tensor to the boxes of stored tensors that it consists of."""
     if how.remap is not None:
         return applied(layout, how.remap).tensors.__getitem__
     shared = layout.shared()
@@ -369,7 +369,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _put(change: _Change, positions: torch.Tensor, values: torch.Tensor) -> None:
-    """Write elements at positions of the stored tensor, those of them that the box has."""
+    """Write the elements of the stored tensor at `positions` that are in the box."""
     tensor = change.slot.tensor
     values = values.to(tensor.device)
     for code in change.casts:

@@ -136,7 +136,7 @@ fn of_all<'t>(targets: &'t [Target<'t>], patch: u128, files: &[u128]) -> Vec<Beg
     targets.iter().zip(marks).collect()
 }
 
-/// Return the files that are not finished, some of which have marks.
+/// Return the unfinished files. Some have marks.
 ///
 /// # Errors
 /// [`PatchFault::Replaced`] if a file is not the file of the base or of the result that it should be; nothing is changed

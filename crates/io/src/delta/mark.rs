@@ -67,7 +67,7 @@ impl Mark {
         Err(unfinished.about(Some(path)))
     }
 
-    /// Return which file of which base it is, in words.
+    /// Return a description of the file: its number, and the version.
     pub(super) fn origin(&self) -> String {
         format!("file {} of the version {:032x}", self.number, self.base)
     }

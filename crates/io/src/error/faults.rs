@@ -357,7 +357,7 @@ pub enum PatchFault {
     },
     /// The patch was begun in place and not finished, and files were replaced or changed since.
     Replaced {
-        /// The names of the files of which one or more were replaced; empty if the error is about a single file.
+        /// The names of the files, at least one of which was replaced; empty if the error is about a single file.
         files: Vec<String>,
         /// What the base or the result has.
         expected: String,

@@ -100,7 +100,7 @@ pub fn check_upload(url: &str, nbytes: u64, remote: &RemoteOptions, watch: &dyn 
 /// Remove the objects at `urls`, and return how many are removed: all before the first that the store refuses to remove.
 ///
 /// # Errors
-/// The error of that one, if it is the first; [`Failure::Interrupted`].
+/// The error of the first object, if the store refuses to remove it; [`Failure::Interrupted`].
 pub fn remove_objects(urls: &[String], remote: &RemoteOptions, watch: &dyn Watch) -> Result<usize, Error> {
     let mut removed = 0;
     for url in urls {
