@@ -489,7 +489,13 @@ class Checkpoint:
     def __len__(self) -> int: ...
     def __contains__(self, key: object, /) -> bool: ...
     def names(self) -> list[str]: ...
-    def offset_names(self) -> list[str]: ...
+    def offset_names(self, known: list[str] | None = None) -> list[str]:
+        """Return the names of the stored tensors in the order of the data.
+
+        A name that `known` has at the same position is that string, which has a hash already, and is found
+        equal without a comparison. Strings of a subclass of str are not used.
+        """
+
     def all_names(self) -> list[str]:
         """Return the names of the stored tensors in the order of their data, and then the aliases."""
 

@@ -279,3 +279,27 @@ class TestCollector:
             _native.Checkpoint.open(path).tensors(None, wrap)
         assert set(made) == {False}
         assert gc.isenabled()
+
+
+class Name(str):
+    """A string that need not be equal to one with the same text."""
+
+
+def test_offset_names_returns_known_strings_where_names_are_equal(path: Path) -> None:
+    with ingot.safe_open(path, "np") as file:
+        names = file.offset_keys()
+    checkpoint = _native.Checkpoint.open(path)
+    known = ["".join(name) for name in names[:5]]
+    assert not any(own is name for own, name in zip(known, names, strict=False))
+    known[2:4] = ["layers.9999", Name(known[3])]
+    found = checkpoint.offset_names(known)
+    assert found == names
+    assert [any(own is name for own in known) for name in found[:6]] == [
+        True,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert checkpoint.offset_names([*names, "more"]) == checkpoint.offset_names() == names

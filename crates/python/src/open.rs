@@ -268,10 +268,22 @@ impl Checkpoint {
         PyList::new(py, self.opened(py)?.names_by_name())
     }
 
-    fn offset_names<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    #[pyo3(signature = (known = None))]
+    fn offset_names<'py>(
+        &self,
+        py: Python<'py>,
+        known: Option<&Bound<'py, PyList>>,
+    ) -> PyResult<Bound<'py, PyList>> {
         let checkpoint = self.opened(py)?;
         let tensors = chosen(py, &checkpoint, None)?;
-        PyList::new(py, tensors.iter().map(|tensor| tensor.entry().name))
+        let mut known = known.into_iter().flatten();
+        let names = tensors.iter().map(|tensor| {
+            let name = tensor.entry().name;
+            let same = known.next().and_then(|known| known.cast_into_exact::<PyString>().ok());
+            same.filter(|same| same.to_str().is_ok_and(|same| same == name))
+                .unwrap_or_else(|| PyString::new(py, name))
+        });
+        PyList::new(py, names)
     }
 
     /// Return the names of the stored tensors in the order of their data, and then the aliases.

@@ -79,11 +79,12 @@ class Selected(NamedTuple, Generic[Tensor]):
         Each comes with its name in the file. Without `keys`, aliases are included if `aliases` is True.
         """
         keys = tuple(checkpoint.all_names()) if aliases and self.keys is None else self.keys
-        names = select(checkpoint, keys, self.drop)
-        # There may be many of these, so that no Python code runs for each. The strings of `out` have hashes
-        # already, and are found equal to themselves without a comparison.
-        own = [*self.out] if self.out else names
-        found = dict(zip(own if own == names else names, names, strict=True))
+        # There may be many, so no Python code runs for each.
+        if keys is None and self.drop is None:
+            names = checkpoint.offset_names([*(self.out or ())])
+        else:
+            names = select(checkpoint, keys, self.drop)
+        found = dict(zip(names, names, strict=True))
         for name, labels in (self.several or {}).items():
             if name in found:
                 found |= dict.fromkeys(labels, found.pop(name))
@@ -106,7 +107,7 @@ class Selected(NamedTuple, Generic[Tensor]):
         names: Collection[str],
     ) -> None:
         if not mapping or [*mapping] == [*names]:
-            # So it is if all of a file are filled. Names are compared faster than they are looked up.
+            # Names are compared faster than they are looked up.
             return
         given: dict[str, str] = {
             label: name for name, labels in (self.several or {}).items() for label in labels

@@ -109,7 +109,7 @@ def fitting(
     own = tensors_of(target) if own is None else own
     views = recorded(checkpoint.shared())
     aliases = {name: name if "shape" in place else place["of"] for name, place in views.items()}
-    stored = selected = dict.fromkeys([*checkpoint.offset_names(), *aliases])
+    stored = selected = dict.fromkeys([*checkpoint.offset_names([*own]), *aliases])
     if how.keys is not None or how.drop is not None:
         chosen = Selected(how.keys, how.drop).names(checkpoint, aliases=bool(views))
         # In file order, in which names are found without a search.
