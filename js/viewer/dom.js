@@ -48,7 +48,8 @@ export function facts(pairs) {
   return h("dl", {}, shown.map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]).flat());
 }
 
-/** A table of rows of cells, which are contents, or elements `td`; `right` lists the indices of columns with numbers. */
+/** A table of rows of cells, which are contents, or cells themselves; `right` lists the indices of columns with numbers.
+ */
 export function table(caption, head, rows, right = []) {
   return h(
     "div",
@@ -70,7 +71,9 @@ export function rowOf(cells, right = []) {
 
 function cellOf(tag, attributes, right) {
   return (value, column) =>
-    value?.tagName === "TD" ? value : h(tag, { ...attributes, class: right.includes(column) ? "number" : null }, value);
+    /^T[DH]$/.test(value?.tagName)
+      ? value
+      : h(tag, { ...attributes, class: right.includes(column) ? "number" : null }, value);
 }
 
 /** An error with its code, as a card. */

@@ -106,7 +106,7 @@ class Page {
     // The new model begins at its overview.
     this.state.set({
       ...(place === 0
-        ? { a: null, b: null, t: null, s: null, w: null, q: null, find: null, go: null }
+        ? { a: null, b: null, t: null, s: null, w: null, at: null, q: null, find: null, go: null }
         : { go: "compare" }),
       ...changes,
     }, true);
@@ -152,12 +152,12 @@ class Page {
 
   #openPair(name) {
     choose(this.panes, this.toggle, false);
-    this.state.set({ go: "compare", t: name, s: null, w: null });
+    this.state.set({ go: "compare", t: name, s: null, w: null, at: null });
   }
 
   openTensor(number) {
     choose(this.panes, this.toggle, false);
-    this.state.set({ go: "tensor", t: this.tables[0].tensors[number].name, s: null, w: null });
+    this.state.set({ go: "tensor", t: this.tables[0].tensors[number].name, s: null, w: null, at: null });
   }
 
   #go(screen) {
@@ -368,7 +368,7 @@ class Page {
       c: go("compare"),
       "[": () => this.#step(-1),
       "]": () => this.#step(1),
-      r: () => this.state.set({ q: this.state.q === "raw" ? null : "raw", s: null, w: null }),
+      r: () => this.state.set({ q: this.state.q === "raw" ? null : "raw", s: null, w: null, at: null }),
     };
     const action = actions[event.key];
     if (!action) return;

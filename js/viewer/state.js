@@ -5,11 +5,12 @@
 //     t      the tensor                    view   what of it: statistics, picture, values, code
 //     s      axes and fixed numbers: `0,:,:` — the first `:` runs down, the second across
 //     w      the window of the picture or of the values: first row, rows, first column, columns
+//     at     the first NaN or infinite value, which the values point out: `nan,3,17`
 //     q      raw, where quantised weights are wanted as they are stored
 //     find   the filter of the tree       sort   its order
 //     scale  log, for histograms with a logarithmic scale
 
-const KEYS = ["a", "b", "go", "t", "view", "s", "w", "q", "find", "sort", "scale"];
+const KEYS = ["a", "b", "go", "t", "view", "s", "w", "at", "q", "find", "sort", "scale"];
 const TOKEN = "ingot-token";
 
 export class State extends EventTarget {
@@ -20,6 +21,7 @@ export class State extends EventTarget {
   view = null;
   s = null;
   w = null;
+  at = null;
   q = null;
   find = null;
   sort = null;

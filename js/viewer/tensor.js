@@ -20,6 +20,8 @@ const EXACT_NBYTES = 64 << 20;
 const CELLS = 256;
 const VALUE_ROWS = 32;
 const VALUE_COLUMNS = 12;
+/** Rows that are shown before a value that is pointed out. */
+const ROWS_BEFORE = 3;
 /** Values of a slice that is saved as text, and bytes of a tensor that is saved as a NumPy file, which fits in memory. */
 const MOST_CSV = 4_000_000;
 const MOST_NPY = 1 << 30;
@@ -90,7 +92,7 @@ function meantCard({ meant, state }) {
     ),
     button(
       isRaw ? "Show dequantised" : "Show as it is stored",
-      () => state.set({ q: isRaw ? null : "raw", s: null, w: null }),
+      () => state.set({ q: isRaw ? null : "raw", s: null, w: null, at: null }),
       { "aria-keyshortcuts": "r" },
     ),
   );
@@ -205,7 +207,7 @@ function oddValues(context, { nans, infinities }) {
       try {
         const index = await run("first", { tensor, what }, { signal });
         if (index === null) status.textContent = " None is left.";
-        else state.set({ view: "values", ...placeOf(tensor.shape, index) });
+        else state.set({ view: "values", ...placeOf(tensor.shape, index, what) });
       } catch (error) {
         if (!isAbort(error)) status.replaceChildren(card(error));
       }
@@ -221,24 +223,34 @@ function oddValues(context, { nans, infinities }) {
   );
 }
 
-/** The state that shows a value by its index in memory, with a few values before it. */
-function placeOf(shape, index) {
-  const [rows, columns] = [Math.floor(VALUE_ROWS / 4), Math.floor(VALUE_COLUMNS / 4)];
-  if (shape.length < 2) {
-    return {
-      s: null,
-      w: [Math.max(0, Math.floor(index / VALUE_COLUMNS) - rows), VALUE_ROWS, 0, VALUE_COLUMNS].join(","),
-    };
-  }
+/** The state that points out an odd value by its index in memory, with a few values before it. */
+function placeOf(shape, index, what) {
   const places = [];
   for (let [dim, rest] = [shape.length - 1, index]; dim >= 0; dim--) {
     places.unshift(rest % shape[dim]);
     rest = Math.floor(rest / shape[dim]);
   }
-  const [down, across] = places.slice(-2);
+  const isFold = shape.length < 2;
+  const [down, across] = isFold ? [Math.floor(index / VALUE_COLUMNS), index % VALUE_COLUMNS] : places.slice(-2);
+  const window = [down, isFold ? 0 : across - Math.floor(VALUE_COLUMNS / 4)];
   return {
-    s: [...places.slice(0, -2), ":", ":"].join(","),
-    w: [Math.max(0, down - rows), VALUE_ROWS, Math.max(0, across - columns), VALUE_COLUMNS].join(","),
+    s: isFold ? null : [...places.slice(0, -2), ":", ":"].join(","),
+    w: [Math.max(0, window[0] - ROWS_BEFORE), VALUE_ROWS, Math.max(0, window[1]), VALUE_COLUMNS].join(","),
+    at: [what, ...places].join(","),
+  };
+}
+
+/** The pointed out value: its row and column in a layout, and a sentence; null without one in this part. */
+function pointed(shape, { down, across, fixed }, text) {
+  const [what, ...places] = (text ?? "").split(",");
+  if (places.length !== Math.max(1, shape.length) || !places.every((place) => /^\d+$/.test(place))) return null;
+  const numbers = places.map(Number);
+  const isFold = down === null;
+  if (!isFold && fixed.some((index, dim) => dim !== down && dim !== across && index !== numbers[dim])) return null;
+  return {
+    row: isFold ? Math.floor(numbers[0] / VALUE_COLUMNS) : numbers[down],
+    column: isFold ? numbers[0] % VALUE_COLUMNS : numbers[across],
+    text: `First ${what === "nan" ? "NaN" : "infinite value"} at [${numbers.map(whole).join(", ")}]`,
   };
 }
 
@@ -266,7 +278,7 @@ function layoutText(shape, { down, across, fixed }) {
 
 function layoutControls(shape, layout, state) {
   if (shape.length < 2) return null;
-  const go = (changes) => state.set({ s: layoutText(shape, { ...layout, ...changes }), w: null });
+  const go = (changes) => state.set({ s: layoutText(shape, { ...layout, ...changes }), w: null, at: null });
   const dims = shape.map((dim, at) => [at, `${at} (${whole(dim)})`]);
   const swap = (mine, theirs) => (value) =>
     go({ [mine]: Number(value), [theirs]: Number(value) === layout[theirs] ? layout[mine] : layout[theirs] });
@@ -289,26 +301,33 @@ function layoutControls(shape, layout, state) {
   );
 }
 
-function number(label, value, max, change) {
-  const input = h("input", {
-    type: "number",
-    min: "0",
-    max: String(max),
-    value: String(value),
-    onchange: () => change(Math.max(0, Math.min(max, Number(input.value) || 0))),
+/** A field for a whole number up to `max`. Another number changes nothing, and a sentence says why. */
+function field(attributes, value, max, change) {
+  const note = h("span", { class: "refused", role: "alert" });
+  const input = h("input", { type: "number", min: "0", max: String(max), value: String(value), ...attributes });
+  input.addEventListener("change", () => {
+    const found = input.valueAsNumber;
+    const isGood = Number.isInteger(found) && found >= 0 && found <= max;
+    input.setAttribute("aria-invalid", String(!isGood));
+    note.textContent = isGood ? "" : `${input.value || "This"} is no index: expected 0 to ${whole(max)}.`;
+    if (isGood) change(found);
   });
-  return h("label", {}, `${label} `, input);
+  return { input, note };
+}
+
+function number(label, value, max, change) {
+  const { input, note } = field({}, value, max, change);
+  return h("span", {}, h("label", {}, `${label} `, input), " ", note);
 }
 
 /** A slider with a field for the same number. */
 function slider(label, id, value, max, change) {
   const own = { min: "0", max: String(max), value: String(value) };
   const range = h("input", { type: "range", ...own, id, "aria-label": label });
-  const field = h("input", { type: "number", ...own, id: `${id}-number` });
-  range.addEventListener("input", () => (field.value = range.value));
+  const { input, note } = field({ id: `${id}-number` }, value, max, change);
+  range.addEventListener("input", () => (input.value = range.value));
   range.addEventListener("change", () => change(Number(range.value)));
-  field.addEventListener("change", () => change(Math.max(0, Math.min(max, Number(field.value) || 0))));
-  return h("span", {}, h("label", {}, `${label} `, field), " ", range, ` of ${whole(max + 1)}`);
+  return h("span", {}, h("label", {}, `${label} `, input), " ", range, ` 0 to ${whole(max)} `, note);
 }
 
 function windowText(text) {
@@ -405,30 +424,35 @@ function values(context) {
     ? { down: null, across: null, fixed: [], fold: VALUE_COLUMNS }
     : layoutOf(shape, state.s);
   const matrix = new Matrix(shape, layout);
+  const last = [Math.max(0, matrix.down - 1), Math.max(0, matrix.across - 1)];
   const [wantedRow, , wantedColumn] = windowText(state.w) ?? [0, 0, 0, 0];
-  const row = Math.min(wantedRow, Math.max(0, matrix.down - 1));
-  const column = Math.min(wantedColumn, Math.max(0, matrix.across - 1));
-  const go = (r, c) =>
-    state.set({
-      w: [
-        Math.max(0, Math.min(r, matrix.down - 1)),
-        VALUE_ROWS,
-        Math.max(0, Math.min(c, matrix.across - 1)),
-        VALUE_COLUMNS,
-      ].join(","),
-    }, true);
-  const input = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
-  let shown = [];
-  const draw = (texts) => {
-    const width = Math.min(VALUE_COLUMNS, matrix.across - column);
-    const head = [matrix.isFold ? "From" : "Row", ...Array.from({ length: width }, (_, at) => whole(column + at))];
-    const rows = texts.map((
-      line,
-      at,
-    ) => [h("b", {}, whole(matrix.isFold ? (row + at) * matrix.across : row + at)), ...line.map(valueCell)]);
-    shown = texts;
-    return tableOf("Values", head, rows, head.map((_, at) => at));
+  const [row, column] = [Math.min(wantedRow, last[0]), Math.min(wantedColumn, last[1])];
+  const go = (r, c) => {
+    const corner = [Math.max(0, Math.min(r, last[0])), Math.max(0, Math.min(c, last[1]))];
+    state.set({ w: [corner[0], VALUE_ROWS, corner[1], VALUE_COLUMNS].join(","), at: null }, true);
   };
+  const input = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
+  const target = pointed(shape, layout, state.at);
+  const shown = { texts: [], from: 0, upto: VALUE_COLUMNS };
+  const draw = (texts) => {
+    shown.texts = texts;
+    const drawn = valueTable(texts, matrix, row, column);
+    const cell = target && drawn.querySelector("tbody").rows[target.row - row]?.cells[target.column - column + 1];
+    if (cell) cell.classList.add("pointed");
+    const note = h("p");
+    let isNew = true;
+    fitted(drawn, cell ? target.column - column : 0, (from, upto) => {
+      Object.assign(shown, { from, upto });
+      const part = matrix.isFold ? "" : `, columns ${whole(column + from)} to ${whole(column + upto - 1)}`;
+      const rows = `${matrix.isFold ? "Lines" : "Rows"} ${whole(row)} to ${whole(row + texts.length - 1)}${part}.`;
+      note.textContent = `${cell ? `${target.text}. ` : ""}${rows}`;
+      if (cell && isNew) reveal(cell);
+      isNew = false;
+    });
+    return [note, drawn];
+  };
+  const step = () => Math.max(1, shown.upto - shown.from);
+  const isElsewhere = wantedRow !== row || wantedColumn !== column;
   return h(
     "section",
     {},
@@ -436,21 +460,72 @@ function values(context) {
     h(
       "div",
       { class: "controls" },
-      number("First row", row, Math.max(0, matrix.down - 1), (value) => go(value, column)),
-      number("First column", column, Math.max(0, matrix.across - 1), (value) => go(row, value)),
+      number("First row", row, last[0], (value) => go(value, column)),
+      number("First column", column, last[1], (value) => go(row, value)),
       button("↑", () => go(row - VALUE_ROWS, column), { "aria-label": "Rows before" }),
       button("↓", () => go(row + VALUE_ROWS, column), { "aria-label": "Rows after" }),
-      button("←", () => go(row, column - VALUE_COLUMNS), { "aria-label": "Columns before" }),
-      button("→", () => go(row, column + VALUE_COLUMNS), { "aria-label": "Columns after" }),
+      button("←", () => go(row, column + shown.from - step()), { "aria-label": "Columns before" }),
+      button("→", () => go(row, column + shown.upto), { "aria-label": "Columns after" }),
     ),
+    isElsewhere
+      ? h(
+        "p",
+        { class: "refused", role: "alert" },
+        `The address names row ${whole(wantedRow)}, column ${whole(wantedColumn)}: the last ones are ${
+          whole(last[0])
+        } and ${whole(last[1])}.`,
+      )
+      : null,
+    working("values", input, signal, draw),
     h(
       "div",
       { class: "controls" },
-      copying(() => shown.map((line) => line.join("\t")).join("\n"), "Copy these values"),
+      copying(
+        () => shown.texts.map((line) => line.slice(shown.from, shown.upto).join("\t")).join("\n"),
+        "Copy these values",
+      ),
       ...exports(context, layout, matrix),
     ),
-    working("values", input, signal, draw),
   );
+}
+
+function valueTable(texts, matrix, row, column) {
+  const { length } = texts[0] ?? [];
+  const head = [matrix.isFold ? "From" : "Row", ...Array.from({ length }, (_, at) => whole(column + at))];
+  const rows = texts.map((line, at) => [
+    h("th", { scope: "row", class: "number" }, whole(matrix.isFold ? (row + at) * matrix.across : row + at)),
+    ...line.map(valueCell),
+  ]);
+  return tableOf("Values", head, rows, head.map((_, at) => at));
+}
+
+/**
+ * Hides the columns of a table for which its place has no room, so that no number is cut, and calls `onFit` with the
+ * range of the others. They contain the column `kept`.
+ */
+function fitted(place, kept, onFit) {
+  const rows = [...place.querySelectorAll("tr")];
+  let widths = null;
+  let room = null;
+  new ResizeObserver(() => {
+    if (place.clientWidth === 0 || place.clientWidth === room) return;
+    room = place.clientWidth;
+    widths ??= Array.from(rows[0].cells, (cell) => cell.getBoundingClientRect().width);
+    const [names, ...columns] = widths;
+    let [from, upto, left] = [kept, kept + 1, room - names - columns[kept]];
+    while (upto < columns.length && columns[upto] <= left) left -= columns[upto++];
+    while (from > 0 && columns[from - 1] <= left) left -= columns[--from];
+    for (const { cells } of rows) {
+      for (let at = 0; at < columns.length; at++) cells[at + 1].hidden = at < from || at >= upto;
+    }
+    onFit(from, upto);
+  }).observe(place);
+}
+
+/** Scrolls a value to the middle, and gives its table the keys. */
+function reveal(cell) {
+  cell.closest(".scroll").focus({ preventScroll: true });
+  cell.scrollIntoView({ block: "center", inline: "nearest" });
 }
 
 const ODD = { NaN: "nan", Infinity: "infinite", "-Infinity": "infinite", 0: "zero", "-0": "zero" };

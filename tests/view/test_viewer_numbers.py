@@ -260,7 +260,9 @@ QUANTISED: dict[str, tuple[Callable[[Path], Array], str, str]] = {
 def test_viewer_dequantizes_weights(viewed: Opener, tmp_path: Path, scheme: str) -> None:
     make, name, kind = QUANTISED[scheme]
     meant = make(tmp_path)
-    look = viewed(tmp_path, at=f"t={name}&view=values&w=0,32,0,12")
+    # Wide enough for all columns of a part.
+    wide = {"width": 2800, "height": 800}
+    look = viewed(tmp_path, at=f"t={name}&view=values&w=0,32,0,12", viewport=wide)
     assert f"{kind}: stands for [{', '.join(map(str, meant.shape))}] numbers" in look.text()
 
     def shown() -> Array:

@@ -469,7 +469,9 @@ def shuts_nobody_out(look: Look, what: str) -> None:
     violations, passes = look.page.evaluate(AXE, {"runOnly": ["color-contrast"]})
     assert violations == [], f"{what}, dark"
     look.page.emulate_media(color_scheme="light")
-    assert look.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth"), what
+    for size in ("Width", "Height"):
+        fits = f"() => document.documentElement.scroll{size} <= inner{size}"
+        assert look.page.evaluate(fits), f"{what}, {size}"
 
 
 def go(look: Look, fragment: str) -> None:

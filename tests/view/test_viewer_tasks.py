@@ -47,9 +47,10 @@ FAULTS = """() => {
   const texts = (list) => list.map((one) => `${one.tagName}.${one.className}: ${one.textContent}`);
   return [texts(cut), texts(covered)];
 }"""
+# Whether the document has no part below the window, to which keys and wheels would scroll.
+ENDS = "() => document.documentElement.scrollHeight <= innerHeight"
 # Whether the middle of an element is what a user sees there.
 SEEN = """(element) => {
-  element.scrollIntoView({ block: "center" });
   const box = element.getBoundingClientRect();
   const top = document.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
   return box.left >= 0 && box.right <= innerWidth + 1 && (element.contains(top) || top.contains(element));
@@ -86,7 +87,7 @@ def nan(viewed: Opener, folder: Path, settings: dict[str, Any]) -> tuple[Look, s
     look.page.click("[aria-label='Tensors with NaN or infinities'] .link")
     look.settle()
     look.page.click("text=Show the first")
-    look.page.wait_for_selector("td.nan")
+    look.wait("First NaN at [123, 45].")
     return look, "td.nan:text-is('NaN')"
 
 
@@ -128,5 +129,9 @@ def test_task_ends_at_a_visible_answer(viewed: Opener, tmp_path: Path, task: str
     look, answer = TASKS[task](viewed, tmp_path, LOOKS[name])
     look.settle()
     found = look.page.wait_for_selector(answer)
+    if task != "nan":
+        # The page itself scrolls to a NaN.
+        found.evaluate("(element) => element.scrollIntoView({ block: 'center' })")
     assert found.evaluate(SEEN)
+    assert look.page.evaluate(ENDS)
     assert look.page.evaluate(FAULTS) == [[], []]

@@ -92,6 +92,50 @@ def test_slider_chooses_the_slice(viewed: Opener, odd: Path) -> None:
     assert look.text("main tbody").split("\n")[0].startswith("0\t90")
 
 
+@pytest.mark.parametrize("width", [360, 640, 1280])
+def test_values_fill_whole_columns(viewed: Opener, odd: Path, width: int) -> None:
+    look = viewed(odd, at="t=layers.1.weight&view=values", viewport={"width": width, "height": 700})
+    look.wait("columns 0 to ")
+    seen: list[str] = []
+    for _ in range(3):
+        # No cell ends outside of its region, and the names of the rows keep their place.
+        heads, cut = look.page.evaluate(
+            """() => {
+              const region = document.querySelector("[aria-label=Values]");
+              const right = region.getBoundingClientRect().right + 1;
+              const cells = [...region.querySelectorAll("tr :is(th, td):not([hidden])")];
+              return [
+                [...region.querySelectorAll("thead th:not([hidden])")].map((one) => one.textContent),
+                cells.filter((one) => one.getBoundingClientRect().right > right).length,
+              ];
+            }"""
+        )
+        assert cut == 0
+        seen += heads[1:]
+        look.page.get_by_role("button", name="Columns after").click()
+        look.wait(f"columns {len(seen)} to ")
+    assert seen == [str(column) for column in range(len(seen))]
+
+
+@pytest.mark.parametrize("wrong", ["4", "-1", "1.5"])
+def test_index_out_of_range_is_refused(viewed: Opener, odd: Path, wrong: str) -> None:
+    look = viewed(odd, at="t=kernel&view=values&s=1,:,:")
+    look.page.fill("#slice-0-number", wrong)
+    look.page.keyboard.press("Enter")
+    look.wait(f"{wrong} is no index: expected 0 to 3.")
+    assert look.text("main tbody").startswith("0\t30")
+    look.page.fill("#slice-0-number", "3")
+    look.page.keyboard.press("Enter")
+    look.settle()
+    assert look.text("main tbody").startswith("0\t90")
+    assert "is no index" not in look.text()
+
+
+def test_row_of_a_link_out_of_range_is_named(viewed: Opener, odd: Path) -> None:
+    look = viewed(odd, at="t=kernel&view=values&w=99,32,0,12")
+    look.wait("The address names row 99, column 0: the last ones are 4 and 5.")
+
+
 def test_values_are_copied_and_saved(viewed: Opener, odd: Path) -> None:
     look = viewed(odd, at="t=kernel&view=values&s=1,:,:", permissions=["clipboard-read", "clipboard-write"])
     look.page.click("text=Copy these values")
