@@ -184,7 +184,7 @@ def long_header(bench: Bench, folder: Path) -> None:
             longest.append(worst)
             return took
 
-    bench.tell("100,000 tensors: open", bench.each(take), "ms", "1500, aim 500")
+    bench.tell("100,000 tensors: open", bench.each(take), "ms", "800, aim 500")
     bench.tell("100,000 tensors: scroll", frames, "fps", "60")
     bench.tell("100,000 tensors: longest frame", longest, "ms", "-")
     bench.tell("100,000 tensors: rows in the document", rows, "", "200")
@@ -290,7 +290,7 @@ def comparison(bench: Bench, folder: Path) -> None:
             page.wait_for_selector("text=tensors compared in")
             return float(page.evaluate(CANCEL))
 
-    bench.tell("comparison of two models of 91 MB", bench.each(take), "ms", "2000, aim 700")
+    bench.tell("comparison of two models of 91 MB", bench.each(take), "ms", "500, aim 400")
     bench.tell("comparison: cancelled after", bench.each(cancelled), "ms", "100")
 
 
