@@ -2,7 +2,9 @@
 
 import { escapeName } from "../src/errors.js";
 import { afterPaint, button, card, download, facts, h, named, rowOf, table as tableOf } from "./dom.js";
+import { flattened, indicesOf } from "./difference.js";
 import { isAbort, run } from "./jobs.js";
+import { kindOfTable } from "./kind.js";
 import { Matrix } from "./lines.js";
 import { domainOf, heatmap, scaled } from "./plots.js";
 import { DTYPE_NUMBERS } from "./table.js";
@@ -83,6 +85,8 @@ function isDifferent(row) {
 const COLUMNS = ["Name", "Difference", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
 /** The columns with numbers. */
 const NUMBERS = [3, 4, 5, 6];
+/** The columns that begin with the largest. */
+const DESCENDING = ["Difference", "Largest |Δ|", "Relative L2"];
 const SORTS = {
   Name: () => 0,
   Difference: (row) => RANKS.indexOf(changeOf(row)) - (row.found?.relative > 0 ? 1 - 1 / (1 + row.found.relative) : 0),
@@ -97,6 +101,8 @@ export class Comparison {
   /** Of the comparison that is going on. */
   #controller = null;
   #wasStarted = false;
+  /** What both models are, if the comparison needs it. */
+  #kinds = null;
 
   constructor(one, two) {
     this.one = one;
@@ -175,6 +181,7 @@ export class Comparison {
       hidden: !this.#controller,
     });
     this.status = h("p", { role: "status" }, this.told);
+    this.fault = h("div", {});
     this.lead = h("p", { class: "lead" });
     this.#list();
     const kinds = ["added", "removed", "shape", "dtype", "same"].map((kind) => ({
@@ -195,18 +202,22 @@ export class Comparison {
         context.onChange();
       },
     });
+    const wide = h("input", { type: "checkbox", onchange: () => this.list.classList.toggle("wide", wide.checked) });
     if (hasValues && !this.#wasStarted && this.#isAtHand()) this.all();
     return h(
       "article",
       {},
       h("h2", {}, "Comparison"),
       this.lead,
+      this.#adapterNote(),
       h("p", {}, "First: ", model(this.one), ". Second: ", model(this.two), `. Tensors: ${parts.join(", ")}.`),
+      this.fault,
       chosen ? this.#detail(chosen) : null,
       h(
         "div",
         { class: "controls" },
         h("label", {}, only, " Only what differs"),
+        h("label", { class: "narrow" }, wide, " All columns"),
         ...(hasValues
           ? [
             button("Compare all values", () => this.all()),
@@ -214,11 +225,28 @@ export class Comparison {
           ]
           : []),
         this.bar,
+      ),
+      this.list,
+      this.status,
+      h(
+        "div",
+        { class: "controls" },
         ["JSON", "Markdown", "CSV"].map((kind) => button(`Save ${kind}`, () => this.#save(kind))),
       ),
-      this.status,
-      this.list,
     );
+  }
+
+  /** A sentence about an adapter that is compared with a model, whose tensors have other names. */
+  #adapterNote() {
+    if (this.pairs.length > 0) return null;
+    this.#kinds ??= [this.one, this.two].map(kindOfTable);
+    const adapters = this.#kinds.filter(({ rank }) => rank !== null);
+    if (adapters.length !== 1) return null;
+    const place = this.#kinds[0] === adapters[0] ? "first" : "second";
+    const text =
+      `The ${place} model is an adapter (${adapters[0].text}): its tensors are changes to the weights of a base ` +
+      "model, so none of them has the name of a tensor of the other model.";
+    return h("p", { class: "card" }, text);
   }
 
   /** Whether all values are on this machine, and few enough to compare them at once. */
@@ -261,7 +289,8 @@ export class Comparison {
     }
     this.#controller = null;
     this.bar.hidden = this.stop.hidden = true;
-    this.status.replaceChildren(failed ?? this.told);
+    this.fault.replaceChildren(...[failed].filter(Boolean));
+    this.status.replaceChildren(this.told);
     this.#counted.clear();
     this.#list();
     this.context.onChange();
@@ -285,13 +314,18 @@ export class Comparison {
       }.`,
     );
     const rows = (this.onlyDifferent ? differing : this.rows).toSorted((a, b) => rank(a) - rank(b));
-    const head = COLUMNS.map((column) => (SORTS[column]
-      ? button(column, () => {
+    const head = COLUMNS.map((column, at) => {
+      const sort = () => {
         this.sort = column;
         this.#list();
-      }, { class: "link", "aria-pressed": String(this.sort === column) })
-      : column)
-    );
+      };
+      const order = DESCENDING.includes(column) ? "descending" : "ascending";
+      return h("th", {
+        scope: "col",
+        class: NUMBERS.includes(at) ? "number" : null,
+        "aria-sort": this.sort === column ? order : null,
+      }, SORTS[column] ? button(column, sort, { class: "link" }) : column);
+    });
     const cellsOf = (row) => [
       button(named(shortName(row.name)), () => this.context.state.set({ go: "compare", t: row.name }), {
         class: "link",
@@ -355,11 +389,13 @@ export class Comparison {
     const { signal } = this.context;
     const tensors = [this.one.wired(row.one), this.two.wired(row.two)];
     const drawing = [];
-    const statistics = await Promise.all(
-      tensors.map((tensor) =>
-        run("statistics", { tensor, bins: BINS, most: SAMPLE, exact: tensor.nbytes <= SAMPLE }, { signal })
-      ),
-    );
+    if (row.kind !== "shape" && tensors[0].nbytes > 0) {
+      row.found ??= (await this.#distances([row], { signal }))[0];
+      if (row.found) drawing.push(h("p", {}, ...wordsOf(row.found)));
+      if (row.found?.different !== 0) drawing.push(...await this.#difference(tensors, signal));
+    }
+    const exact = tensors.every(({ nbytes }) => nbytes <= SAMPLE);
+    const statistics = await run("histograms", { tensors, bins: BINS, most: SAMPLE, exact }, { signal });
     const series = statistics.filter((found) => found?.bins.length > 0);
     if (series.length > 0) {
       drawing.push(
@@ -372,42 +408,59 @@ export class Comparison {
         ),
       );
     }
-    if (row.kind !== "shape" && tensors[0].nbytes > 0) {
-      row.found ??= (await this.#distances([row], { signal }))[0];
-      if (row.found) {
-        drawing.push(
-          h(
-            "p",
-            {},
-            `${share(row.found.count - row.found.different, row.found.count)} of the values are equal; largest |Δ| ${
-              real(row.found.largest)
-            }, relative L2 ${real(row.found.relative)}, cosine ${real(row.found.cosine)}.`,
-          ),
-        );
-      }
-      if (row.found?.different !== 0) {
-        drawing.push(h("p", {}, "Difference, the second less the first:"), await this.#difference(tensors, signal));
-      }
-    }
     return drawing;
   }
 
+  /** The largest difference, and a picture of all of them. */
   async #difference(tensors, signal) {
-    const { shape } = tensors[0];
-    const layout = shape.length < 2
-      ? { down: null, across: null, fixed: [] }
-      : { down: shape.length - 2, across: shape.length - 1, fixed: [] };
+    const isWhole = tensors.every(({ nbytes }) => nbytes <= SAMPLE);
+    const drawn = isWhole
+      ? await run("difference", { tensors: tensors.map(flattened), cells: CELLS }, { signal })
+      : await this.#sampled(tensors, signal);
+    const picture = heatmap(drawn, {
+      domain: domainOf(drawn, 1),
+      label: "Picture of the difference",
+      isSigned: true,
+      unit: "difference",
+    });
+    const { largest } = drawn;
+    const at = (place) => `[${indicesOf(tensors[0].shape, place).map(whole).join(", ")}]`;
+    return [
+      largest
+        ? h(
+          "p",
+          {},
+          `The largest difference is at ${at(largest.place)}: ${real(largest.one)} in the first, ${
+            real(largest.two)
+          } in the second.`,
+        )
+        : null,
+      h(
+        "p",
+        {},
+        isWhole
+          ? "The second less the first; a cell shows its largest difference:"
+          : `The second less the first, for ${whole(drawn.rows)} of ${whole(drawn.seen.rows)} rows:`,
+      ),
+      picture,
+    ].filter(Boolean);
+  }
+
+  /** The difference of the pictures of two large tensors. */
+  async #sampled(tensors, signal) {
+    const flat = tensors.map(flattened);
+    const { shape } = flat[0];
+    const layout = shape.length < 2 ? { down: null, across: null, fixed: [] } : { down: 0, across: 1, fixed: [] };
     const matrix = new Matrix(shape, layout);
     const window = [0, matrix.down, 0, matrix.across];
     const [ours, theirs] = await Promise.all(
-      tensors.map((tensor) => run("picture", { tensor, layout, window, cells: CELLS, kind: "mean" }, { signal })),
+      flat.map((tensor) => run("picture", { tensor, layout, window, cells: CELLS, kind: "mean" }, { signal })),
     );
-    const drawn = {
+    return {
       ...ours,
       values: theirs.values.map((value, cell) => value - ours.values[cell]),
       marks: ours.marks.map((mark, cell) => mark | theirs.marks[cell]),
     };
-    return heatmap(drawn, { domain: domainOf(drawn, 1), label: "Picture of the difference", isSigned: true });
   }
 
   #save(kind) {
@@ -424,6 +477,17 @@ export class Comparison {
     const text = { JSON: asJson, Markdown: asMarkdown, CSV: asCsv }[kind](rows, [this.one.label, this.two.label]);
     download(`comparison.${{ JSON: "json", Markdown: "md", CSV: "csv" }[kind]}`, new Blob([text]));
   }
+}
+
+/** How many values of two tensors differ, and how far they are apart. */
+function wordsOf({ count, different, largest, relative, cosine }) {
+  if (different === 0) return [`All ${many(count, "value is", "values are")} equal.`];
+  return [
+    h("b", { class: "differ" }, `${whole(different)} of ${many(count, "value", "values")}`),
+    ` ${different === 1 ? "differs" : "differ"}: largest |Δ| ${real(largest)}, relative L2 ${real(relative)}, cosine ${
+      real(cosine)
+    }.`,
+  ];
 }
 
 /** Converts values that JSON cannot represent because they are not finite. */

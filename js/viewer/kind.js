@@ -36,14 +36,13 @@ export function kindOf(tensors, metadata, beside) {
   return { kind, base, rank: null, packing, dtype, text };
 }
 
-/** What the model of a table is, in one line. The configuration of its folder may be for another file. */
-export function kindText(table, metadata) {
+/** What the model of a table is. The configuration of its folder may be for another file. */
+export function kindOfTable(table) {
   const ownsConfig = table.model.index !== null ||
     new RegExp(rules.ownsConfig).test(table.files[0].name);
   const beside = ownsConfig && table.model.config ? { "config.json": table.model.config } : {};
-  return escapeName(
-    kindOf(table.tensors, Object.fromEntries(metadata), beside).text,
-  );
+  const found = kindOf(table.tensors, Object.fromEntries(table.metadata()), beside);
+  return { ...found, text: escapeName(found.text) };
 }
 
 function joined(parts, dtype) {

@@ -2,7 +2,7 @@
 
 import { escapeName } from "../src/errors.js";
 import { afterPaint, copying, facts, h, named, table as tableOf } from "./dom.js";
-import { kindText } from "./kind.js";
+import { kindOfTable } from "./kind.js";
 import { health } from "./health.js";
 import { changes } from "./lora.js";
 import { unitOf } from "./numbers.js";
@@ -57,7 +57,7 @@ export function overview(table, { openTensor, signal }) {
   );
   // What takes long, and the end of the screen, are made while the beginning is read.
   afterPaint(() => {
-    fill(kind, kindText(table, metadata));
+    fill(kind, kindOfTable(table).text);
     screen.append(...[largest(table, openTensor), raw(metadata)].filter(Boolean));
     screen.removeAttribute("aria-busy");
   });

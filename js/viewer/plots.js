@@ -39,13 +39,11 @@ function canvas(label, height, draw) {
 }
 
 /**
- * A histogram, or two on one axis. `series` have `bins` of equal parts of `min` to `max`. `scale` is `linear` or `log`.
+ * A histogram, or two with one range. `series` have `bins` of equal parts of it. `scale` is `linear` or `log`.
  */
 export function histogram(series, scale = "linear") {
-  const [low, high] = [
-    Math.min(...series.map(({ min }) => Number(min))),
-    Math.max(...series.map(({ max }) => Number(max))),
-  ];
+  // A report has statistics of single tensors, without ranges.
+  const { min: low, max: high } = series[0].range ?? { min: Number(series[0].min), max: Number(series[0].max) };
   const most = Math.max(1, ...series.flatMap(({ bins }) => [...bins]));
   const height = (
     number,
@@ -55,15 +53,14 @@ export function histogram(series, scale = "linear") {
   } values`;
   const drawn = canvas(label, 180, (context, width, tall, element) => {
     const x = (value) => (high === low ? 0 : ((value - low) / (high - low)) * width);
-    series.forEach(({ bins, min, max }, number) => {
-      const [from, upto] = high === low ? [0, width] : [x(Number(min)), x(Number(max))];
-      const step = (upto - from) / bins.length;
+    series.forEach(({ bins }, number) => {
+      const step = width / bins.length;
       context.fillStyle = colourOf(element, number === 0 ? "--one" : "--two");
       context.globalAlpha = series.length > 1 ? 0.6 : 1;
       bins.forEach((value, bin) => {
         // No value at all must look different from few.
         const bar = value === 0 ? 0 : Math.max(1, height(value) * (tall - 4));
-        context.fillRect(from + bin * step, tall - bar, Math.max(1, step - (step > 3 ? 1 : 0)), bar);
+        context.fillRect(bin * step, tall - bar, Math.max(1, step - (step > 3 ? 1 : 0)), bar);
       });
     });
     context.globalAlpha = 1;
@@ -80,7 +77,7 @@ export function histogram(series, scale = "linear") {
       "figcaption",
       { class: "axis" },
       h("span", {}, real(low)),
-      h("span", {}, `most: ${count(most)}`),
+      h("span", {}, `value; the highest bar has ${count(most)}`),
       h("span", {}, real(high)),
     ),
   );
@@ -109,7 +106,7 @@ export function domainOf({ values }, part) {
 
 /** A picture as a canvas, with the legend of its colours. `choose(row, rows, column, columns)` is called with a dragged
  * window. */
-export function heatmap(picture, { domain, label, choose = null, isSigned = false }) {
+export function heatmap(picture, { domain, label, choose = null, isSigned = false, unit = "value" }) {
   const { values, marks, rows, columns, seen } = picture;
   let [low, high] = domain;
   // A difference has a zero, even if all are of one sign.
@@ -140,16 +137,22 @@ export function heatmap(picture, { domain, label, choose = null, isSigned = fals
       context.fillRect(x, 0, 1, 12);
     }
   });
+  ramp.classList.add("ramp");
   const swatch = (colour, text) => h("span", { class: `swatch ${colour}` }, text);
+  const ends = (name, first, length) =>
+    [`${name} ${whole(first)}`, whole(first + length - 1)].map((text) => h("span", {}, text));
   return h(
     "figure",
-    {},
+    { class: "framed" },
+    h("div", { class: "axis across" }, ends("column", seen.column, seen.columns)),
+    h("div", { class: "axis down" }, ends("row", seen.row, seen.rows)),
     element,
     ramp,
     h(
       "figcaption",
-      { class: "axis" },
+      { class: "axis ramp" },
       h("span", {}, real(low)),
+      h("span", {}, unit),
       nans > 0 ? swatch("nan", `NaN in ${whole(nans)} cells`) : null,
       infinities > 0 ? swatch("infinite", `infinite in ${whole(infinities)} cells`) : null,
       h("span", {}, real(high)),

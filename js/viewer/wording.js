@@ -43,7 +43,10 @@ export function real(value) {
 export function share(part, all) {
   if (all === 0) return "–";
   const percent = (100 * part) / all;
-  return percent > 0 && percent < 0.01 ? "< 0.01 %" : `${Number(percent.toPrecision(3))} %`;
+  if (percent > 0 && percent < 0.01) return "< 0.01 %";
+  // Nearly all is not all.
+  if (percent > 99.99 && percent < 100) return "> 99.99 %";
+  return `${percent > 99 ? Math.floor(percent * 100) / 100 : Number(percent.toPrecision(3))} %`;
 }
 
 /** `1 tensor has`, `2 tensors have`. */

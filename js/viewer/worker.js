@@ -2,6 +2,7 @@
 
 import { streamRange } from "../src/source.js";
 import { Bins, counterOf, hasStatistics } from "./count.js";
+import { difference } from "./difference.js";
 import { distances } from "./distance.js";
 import { reopened } from "./doors.js";
 import { asTexts, Matrix, readLines } from "./lines.js";
@@ -53,31 +54,76 @@ async function reading(tensor, signal) {
   return (matrix, rows, columns, take) => readLines(source, tensor, matrix, rows, columns, take, signal);
 }
 
+/** The passes over the values of a tensor: `most` bytes are read. */
+class Scan {
+  #runs;
+  #done = 0;
+
+  constructor(tensor, { most, exact }, onProgress, signal) {
+    this.tensor = tensor;
+    this.counter = counterOf(tensor.dtype);
+    this.passes = exact && !this.counter.isExact ? 2 : 1;
+    this.#runs = runsOf(tensor, most);
+    this.read = this.#runs.reduce((total, [begin, end]) => total + end - begin, 0);
+    this.onProgress = onProgress;
+    this.signal = signal;
+  }
+
+  async #pass(take) {
+    const source = await sourceOf(this.tensor, this.signal);
+    for (const [begin, end] of this.#runs) {
+      for await (const piece of streamRange(source, begin, end, { signal: this.signal, pieceBytes: PIECE })) {
+        take(piece);
+        this.onProgress((this.#done += piece.length) / (this.read * this.passes));
+      }
+    }
+  }
+
+  async count() {
+    await this.#pass((piece) => this.counter.add(piece));
+    return { ...this.counter.result(), read: this.read, isSample: this.read < this.tensor.nbytes };
+  }
+
+  /** The bins of a histogram over `range`. */
+  async bins(length, range) {
+    if (this.passes === 1) return { bins: this.counter.bins(length, range), isExact: this.counter.isExact };
+    const [counted, numbers] = [new Bins(range.min, range.max, length), new Numbers(this.tensor.dtype)];
+    await this.#pass((piece) => counted.addAll(numbers.of(piece)));
+    return { bins: counted.counts, isExact: true };
+  }
+}
+
+/** The range of the finite values of several tensors; null without any. */
+function rangeOf(found) {
+  const finite = found.filter((one) => one && one.min !== null);
+  if (finite.length === 0) return null;
+  return {
+    min: Math.min(...finite.map(({ min }) => Number(min))),
+    max: Math.max(...finite.map(({ max }) => Number(max))),
+  };
+}
+
 const JOBS = {
   /** Statistics of the values. `most` bytes are read; `exact` counts a histogram in a second pass if one is needed. */
   async statistics({ tensor, bins, most, exact }, onProgress, signal) {
-    if (!hasStatistics(tensor.dtype)) return null;
-    const source = await sourceOf(tensor, signal);
-    const runs = runsOf(tensor, most);
-    const read = runs.reduce((total, [begin, end]) => total + end - begin, 0);
-    const counter = counterOf(tensor.dtype);
-    const passes = exact && !counter.isExact ? 2 : 1;
-    let done = 0;
-    const pass = async (take) => {
-      for (const [begin, end] of runs) {
-        for await (const piece of streamRange(source, begin, end, { signal, pieceBytes: PIECE })) {
-          take(piece);
-          onProgress((done += piece.length) / (read * passes));
-        }
-      }
-    };
-    await pass((piece) => counter.add(piece));
-    const found = { ...counter.result(), read, isSample: read < tensor.nbytes, isExact: true };
-    if (found.min === null) return { ...found, bins: [] };
-    if (passes === 1) return { ...found, bins: counter.bins(bins, found), isExact: counter.isExact };
-    const [counted, numbers] = [new Bins(found.min, found.max, bins), new Numbers(tensor.dtype)];
-    await pass((piece) => counted.addAll(numbers.of(piece)));
-    return { ...found, bins: counted.counts };
+    return (await JOBS.histograms({ tensors: [tensor], bins, most, exact }, onProgress, signal))[0];
+  },
+
+  /** Statistics of several tensors, with histograms over one range. */
+  async histograms({ tensors, bins, most, exact }, onProgress, signal) {
+    const scans = tensors.map((tensor, place) => {
+      const onPart = (part) => onProgress((place + part) / tensors.length);
+      return hasStatistics(tensor.dtype) ? new Scan(tensor, { most, exact }, onPart, signal) : null;
+    });
+    const found = [];
+    for (const scan of scans) found.push(scan && await scan.count());
+    const range = rangeOf(found);
+    for (const [place, one] of found.entries()) {
+      if (one === null) continue;
+      const counted = one.min === null ? { bins: [], isExact: true } : await scans[place].bins(bins, range);
+      found[place] = { ...one, ...counted, range };
+    }
+    return found;
   },
 
   /** Statistics of many tensors, without histograms; null for dtypes that have none. */
@@ -121,6 +167,11 @@ const JOBS = {
 
   async picture({ tensor, layout, window, cells, kind }, onProgress, signal) {
     return picture(await reading(tensor, signal), tensor, { layout, window, cells, kind }, onProgress);
+  },
+
+  /** A picture of the difference of two tensors of one shape, and its largest value. */
+  async difference({ tensors, cells }, _, signal) {
+    return difference(await Promise.all(tensors.map((tensor) => reading(tensor, signal))), tensors, cells);
   },
 
   /** Values as text: `rows` by `columns` of them from a given corner. */

@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 import ingot.numpy
-from support.models import minilm, save
+from support.models import Arrays, minilm, save
 from view.conftest import Opener
 from view.made_models import HOSTILE_NAMES, hostile
 
@@ -86,12 +86,79 @@ def test_comparison_reads_all_values(viewed: Opener, other: Path, tmp_path: Path
 
 def test_comparison_shows_both_histograms_and_an_image(viewed: Opener, other: Path) -> None:
     look = viewed(minilm(), other, at=f"go=compare&t={NAME}")
-    look.wait("0 % of the values are equal; largest |Δ| 0.5")
+    look.wait("147,456 of 147,456 values differ: largest |Δ| 0.5")
+    look.settle()
     assert look.page.locator("main canvas").count() == 3
     drawn = look.page.get_attribute("main .heat + canvas", "aria-label")
     low, high = (float(text) for text in str(drawn).removeprefix("Colours from ").split(" to "))
     # No difference is in the middle of the colours.
     assert (low, high) == pytest.approx((-0.5, 0.5), abs=1e-6)
+
+
+def test_comparison_shows_one_value_that_differs(viewed: Opener, tmp_path: Path) -> None:
+    random = numpy.random.default_rng(0)
+    array = random.normal(0, 0.02, (512, 64)).astype(numpy.float32)
+    kernel = numpy.zeros((3, 16, 64), numpy.float32)
+    one = save(tmp_path / "one.safetensors", {"head": array, "kernel": kernel})
+    array[7, 9] = 3
+    kernel[2, 3, 4] = 1
+    two = save(tmp_path / "two.safetensors", {"head": array, "kernel": kernel})
+    look = viewed(one, two, at="go=compare&t=head")
+    look.wait("1 of 32,768 values differs: largest |Δ| ")
+    look.wait("The largest difference is at [7, 9]: ")
+    look.settle()
+    assert {row[2] for row in rows_of(look.text("main tbody")).values()} == {"> 99.99 %", "99.96 %"}
+    # A cell has another colour than the cells of equal values.
+    counted = "(heat) => new Set(new Uint32Array(heat.getContext('2d').getImageData(0, 0, heat.width, "
+    counted += "heat.height).data.buffer)).size"
+    assert look.page.eval_on_selector("main .heat", counted) == 2
+    # Both histograms have one axis.
+    bins = look.page.get_attribute("main canvas:not(.heat, .ramp)", "aria-label")
+    assert str(bins).startswith("Histogram from -0.0")
+    assert " to 3;" in str(bins)
+    look.page.click("main button:text-is('kernel')")
+    look.wait("The largest difference is at [2, 3, 4]: 0 in the first, 1 in the second.")
+    look.settle()
+    assert look.page.eval_on_selector("main .heat", counted) == 2
+
+
+def test_comparison_says_that_all_values_are_equal(viewed: Opener) -> None:
+    look = viewed(minilm(), minilm(), at=f"go=compare&t={NAME}")
+    look.wait("All 147,456 values are equal.")
+    look.settle()
+    assert "The largest difference" not in look.text()
+
+
+def test_comparison_names_an_adapter(viewed: Opener, tmp_path: Path) -> None:
+    arrays: Arrays = {
+        f"base_model.model.encoder.layer.{n}.attention.self.query.lora_{factor}.weight": numpy.ones(
+            shape, "f4"
+        )
+        for n in range(3)
+        for factor, shape in (("A", (4, 384)), ("B", (384, 4)))
+    }
+    path = save(tmp_path / "lora.safetensors", arrays)
+    assert "The second model is an adapter (LoRA, rank 4, " in viewed(minilm(), path).text()
+    assert "is an adapter" not in viewed(path, path).text()
+    assert "is an adapter" not in viewed(minilm(), minilm()).text()
+
+
+def test_comparison_marks_the_sorted_column(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other)
+    look.wait("102 tensors compared in")
+    sorted_by = "() => [...document.querySelectorAll('main th[aria-sort]')].map((one) => "
+    sorted_by += "[one.textContent, one.ariaSort])"
+    assert look.page.evaluate(sorted_by) == [["Difference", "descending"]]
+    look.page.click("main th button:has-text('Name')")
+    assert look.page.evaluate(sorted_by) == [["Name", "ascending"]]
+
+
+def test_comparison_shows_all_columns_of_a_narrow_window(viewed: Opener, other: Path) -> None:
+    look = viewed(minilm(), other, viewport={"width": 360, "height": 740})
+    look.wait("102 tensors compared in")
+    assert not look.page.is_visible("main th:has-text('Cosine')")
+    look.page.check("text=All columns")
+    assert look.page.is_visible("main th:has-text('Cosine')")
 
 
 def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:
