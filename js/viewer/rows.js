@@ -3,7 +3,8 @@
 
 import { escapeName } from "../src/errors.js";
 import { afterPaint, button, h } from "./dom.js";
-import { firstDifference, SORTS } from "./tree.js";
+import { shortened, widthOf } from "./short.js";
+import { SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";
 
 /** Pixels, as in the style sheet. */
@@ -13,10 +14,6 @@ const SPARE = 8;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
 const LONGEST = 300;
-/** Pixels that no character of a name exceeds. */
-const WIDEST = 20;
-/** Rows on either side that a cut name must differ from: as many as a screen shows. */
-const NEIGHBOURS = 60;
 
 export class Rows {
   #pool = [];
@@ -131,9 +128,13 @@ export class Rows {
     const room = Math.ceil(this.#height / ROW) + (this.#isFirst ? 0 : 2 * SPARE);
     while (this.#pool.length < room) this.#pool.push(this.#row());
     const last = Math.min(this.#nodes.length, first + this.#pool.length);
+    const names = this.#namesFrom(first, last);
     for (let at = first; at < first + this.#pool.length; at++) {
       const row = this.#pool[at % this.#pool.length];
-      if (all || row.at !== at || row.isHidden !== at >= last) this.#fill(row, at, at >= last);
+      const name = names[at - first];
+      if (all || row.at !== at || row.isHidden !== at >= last || row.shown !== name?.shown) {
+        this.#fill(row, at, name);
+      }
     }
     const active = this.#pool.find((row) => row.at === this.#cursor && !row.isHidden);
     if (active) this.element.setAttribute("aria-activedescendant", active.element.id);
@@ -153,13 +154,14 @@ export class Rows {
     const element = /** @type {HTMLElement} */ (this.empty.cloneNode(true));
     element.id = `row-${this.#pool.length}`;
     this.body.append(element);
-    return { element, cells: /** @type {any[]} */ ([...element.children]), at: -1, isHidden: false };
+    return { element, cells: /** @type {any[]} */ ([...element.children]), at: -1, isHidden: false, shown: null };
   }
 
-  #fill(row, at, isHidden) {
-    [row.at, row.isHidden] = [at, isHidden];
-    row.element.hidden = isHidden;
-    if (isHidden) return;
+  /** Shows a node with its name; hides the row without one. */
+  #fill(row, at, name) {
+    [row.at, row.isHidden, row.shown] = [at, !name, name?.shown];
+    row.element.hidden = row.isHidden;
+    if (!name) return;
     const { tree } = this;
     const node = this.#nodes[at];
     const isModule = tree.isModule(node);
@@ -172,20 +174,11 @@ export class Rows {
     else element.removeAttribute("aria-expanded");
     element.className = `row${isModule ? " module" : ""}`;
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
-    const members = tree.members.get(node)?.length;
-    const name = this.#nameAt(at);
-    const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
-    const [before, after] = [isModule ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "", members ? ` ×${members}` : ""];
-    const room = this.#width - indent - 5;
-    const isShort = (before + name + after).length * WIDEST <= room;
-    const shown = isShort || this.#width === 0
-      ? name
-      : fitting(name, () => this.#around(at), room - widthOf(before + after, isModule), isModule);
     cells[0].style.setProperty("--level", this.#indents[at]);
-    put(cells[0].firstChild, before + shown + after);
-    cells[0].title = name;
-    if (shown === name) cells[0].removeAttribute("aria-label");
-    else cells[0].setAttribute("aria-label", before + name + after);
+    put(cells[0].firstChild, name.before + name.shown + name.after);
+    cells[0].title = name.name;
+    if (name.shown === name.name) cells[0].removeAttribute("aria-label");
+    else cells[0].setAttribute("aria-label", name.before + name.name + name.after);
     const change = this.changeOf?.(node);
     put(cells[1], change ? change.text : count(tree.parameters[node]));
     cells[1].title = change ? change.text : whole(tree.parameters[node]);
@@ -198,19 +191,30 @@ export class Rows {
     );
   }
 
-  /** The name that a row shows if there is room; null if there is no such row. */
-  #nameAt(at) {
+  /** The names of rows, and what is shown of them. */
+  #namesFrom(first, last) {
+    const names = Array.from({ length: Math.max(0, last - first) }, (_, n) => this.#nameOf(first + n));
+    return this.#width === 0 ? names : shortened(names);
+  }
+
+  #nameOf(at) {
+    const { tree } = this;
     const node = this.#nodes[at];
-    if (node === undefined) return null;
+    const isBold = tree.isModule(node);
+    const members = tree.members.get(node)?.length;
+    const before = isBold ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "";
+    const after = members ? ` ×${members}` : "";
+    const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
+    const room = this.#width - indent - 5 - widthOf(before + after, isBold);
+    const name = this.#labelOf(node);
+    return { name, shown: name, before, after, room, isBold };
+  }
+
+  #labelOf(node) {
     const label = this.#isFlat ? this.tree.table.tensors[this.tree.tensor[node]].name : this.tree.labels[node];
     if (label === "") return "(no name)";
     return escapeName(label.slice(0, LONGEST)) +
       (label.length > LONGEST ? "…" : "");
-  }
-
-  #around(at) {
-    const steps = Array.from({ length: 2 * NEIGHBOURS + 1 }, (_, step) => at - NEIGHBOURS + step);
-    return steps.map((other) => this.#nameAt(other)).filter((name) => name !== null);
   }
 
   #move(at) {
@@ -307,56 +311,4 @@ function rowOf(columns) {
 /** Sets the text of a cell. An unchanged text stays, since the browser would lay it out again. */
 function put(cell, text) {
   if (cell.textContent !== text) cell.textContent = text;
-}
-
-const pens = new Map();
-
-/** Pixels that a text takes in a row. */
-function widthOf(text, isBold) {
-  if (text === "") return 0;
-  if (!pens.has(isBold)) {
-    const pen = document.createElement("canvas").getContext("2d");
-    // As in the style sheet. Asking the browser for it would compute all styles.
-    pen.font = `${isBold ? "600 " : ""}13px system-ui, "DejaVu Sans", sans-serif`;
-    pens.set(isBold, pen);
-  }
-  return pens.get(isBold).measureText(text).width;
-}
-
-/** A name in at most `room` pixels: cut in the middle, but with the words by which it differs from its neighbours. */
-function fitting(name, neighbours, room, isBold) {
-  if (widthOf(name, isBold) <= room) return name;
-  let [low, high] = [1, name.length];
-  while (low < high) {
-    const middle = (low + high + 1) >> 1;
-    if (widthOf(cut(name, middle), isBold) <= room) low = middle;
-    else high = middle - 1;
-  }
-  const shown = cut(name, low);
-  const alike = neighbours().filter((other) => other !== name && cut(other, low) === shown);
-  if (alike.length === 0) return shown;
-  let [length, found] = [low, distinct(name, alike, low)];
-  while (length > 0 && widthOf(found, isBold) > room) found = distinct(name, alike, --length);
-  return found;
-}
-
-/** The words by which a name differs from others, and its end. */
-function distinct(name, others, length) {
-  let [shown, end] = ["", 0];
-  const places = new Set(others.map((other) => firstDifference(name, other)));
-  for (const at of [...places].sort((a, b) => a - b)) {
-    if (at < end) continue;
-    const word = /[^._]*$/.exec(name.slice(0, at))[0] + /^[^._]*/.exec(name.slice(at))[0];
-    shown += `${at > word.length + end ? "…" : ""}${word}`;
-    end = at + word.length;
-  }
-  const tail = Math.max(end, name.length - Math.max(0, length - shown.length));
-  return `${shown}${tail > end ? "…" : ""}${name.slice(tail)}`;
-}
-
-/** A name cut to `length` characters. The end keeps more of them, since names of one module differ there. */
-function cut(name, length) {
-  if (name.length <= length) return name;
-  const head = Math.floor(length * 0.4);
-  return `${name.slice(0, head)}…${name.slice(name.length - (length - head))}`;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ WIDTH = "() => document.querySelector('aside').getBoundingClientRect().width"
 CUT = """(selector) => [...document.querySelectorAll(selector)]
   .filter((cell) => cell.offsetParent !== null && cell.scrollWidth > cell.clientWidth)
   .map((cell) => cell.textContent)"""
+NAMES_SHOWN = """() => [...document.querySelectorAll(".rows .row:not([hidden]) bdi")]
+  .map((one) => one.textContent)"""
 PLACES = ("attn1_to_k", "attn1_to_out_0", "attn1_to_q", "attn2_to_k", "ff_net_0_proj", "ff_net_2")
 
 
@@ -101,17 +104,43 @@ def test_rows_of_long_names_differ(viewed: Opener, tmp_path: Path, width: int) -
     if width == 360:
         look.page.click("nav button:has-text('Tensors')")
         look.page.wait_for_selector(".rows .row")
-    bdis = "[...document.querySelectorAll('.rows .row:not([hidden]) bdi')]"
-    rows = f"() => {bdis}.map((one) => one.textContent)"
     # Modules at their numbers.
     assert [row[0] for row in look.rows()] == ["▾ lora_unet_down_blocks", "▸ 0–2 ×3"]
     look.page.fill("aside input", "lora_up")
     look.wait("36 of 108 tensors")
-    shown = look.page.evaluate(rows)
+    shown = look.page.evaluate(NAMES_SHOWN)
     assert len(shown) > 20
     assert len(set(shown)) == len(shown)
     assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
-    assert all(row[0].startswith("lora_unet_down_blocks_") for row in look.rows())
+    names = [row[0] for row in look.rows()]
+    assert all(name.startswith("lora_unet_down_blocks_") for name in names)
+    for name, text in zip(names, shown, strict=True):
+        assert is_cut(name, text), (name, text)
+
+
+def is_cut(name: str, shown: str) -> bool:
+    """Whether only ellipses replace parts of a name, and its end is whole words."""
+    parts = shown.split("…")
+    pattern = ".+".join(map(re.escape, parts))
+    return re.fullmatch(pattern, name) is not None and parts[-1].endswith("lora_up.weight")
+
+
+def test_rows_of_any_names_differ(viewed: Opener, tmp_path: Path) -> None:
+    # Names that differ at one place only, and parts without a word that fits.
+    stems = ["transformer.h.{}.mlp.down_proj", "a" * 60 + "{}" + "b" * 60, "x_{}.y", "x.{}.y"]
+    names = [stem.format(number) for stem in stems for number in (*range(6), 40, 41, 410)]
+    path = save(tmp_path / "names.safetensors", {f"{name}.weight": numpy.ones(2) for name in names})
+    look = viewed(path)
+    look.page.fill("aside input", "weight")
+    look.wait("36 of 36 tensors")
+    look.page.focus("[role=separator]")
+    for key in ("Home", "ArrowRight", "Enter"):
+        look.page.keyboard.press(key)
+        # The names follow the width in the next frame.
+        look.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        shown = look.page.evaluate(NAMES_SHOWN)
+        assert len(set(shown)) == len(shown) > 20
+        assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
 
 
 def test_names_break_at_dots_only(viewed: Opener) -> None:
