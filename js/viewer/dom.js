@@ -1,5 +1,7 @@
 // Elements, made from text only: names and metadata come from files, and none of them becomes markup.
 
+import { whole } from "./wording.js";
+
 /** An element with attributes, listeners (`onclick`), and children. Strings become text, and null children are left
  * out. */
 export function h(tag, attributes = {}, ...children) {
@@ -74,6 +76,11 @@ function cellOf(tag, attributes, right) {
     /^T[DH]$/.test(value?.tagName)
       ? value
       : h(tag, { ...attributes, class: right.includes(column) ? "number" : null }, value);
+}
+
+/** How many of `total` items are left out after the first `most`; null if all are there. */
+export function rest(total, most) {
+  return total > most ? h("p", {}, `… and ${whole(total - most)} more.`) : null;
 }
 
 /** An error with its code, as a card. */

@@ -4,12 +4,13 @@
 import { hubUrl } from "../src/address.js";
 import { compareNames, escapeName, SafetensorError } from "../src/errors.js";
 import { readIndex, readModel } from "../src/model.js";
-import { knownBy, openSource } from "../src/source.js";
+import { knownBy, openSource, readRange } from "../src/source.js";
 import { Table } from "./table.js";
 
 /** Holds the header of most files if its length is unknown; a longer header takes a second request. */
 const FIRST_NBYTES = 16_384;
 const CONCURRENCY = 6;
+const MOST_CONFIG = 10_000_000;
 const LIMITS = { maxHeaderBytes: 100_000_000 };
 
 /** Opens the same version of the file in a worker. */
@@ -35,11 +36,14 @@ async function remote(url, options = {}) {
 export async function fromFiles(files) {
   const pathOf = (file) => file.webkitRelativePath || file.name;
   const own = [...files].filter((file) =>
-    /\.(safetensors|bt|index\.json)$|(^|\/)config\.json$/.test(file.name) || files.length === 1
+    /\.(safetensors|bt|index\.json)$|(^|\/)(adapter_)?config\.json$/.test(file.name) || files.length === 1
   );
   const chosen = (own.length > 0 ? own : [...files]).sort((a, b) => compareNames(pathOf(a), pathOf(b)));
   for (const file of chosen) file.wire = { blob: file };
-  const named = chosen.find((file) => file.name.endsWith(".index.json")) ?? chosen[0];
+  const named =
+    [/\.index\.json$/, /\.(safetensors|bt)$/, /./].flatMap((end) =>
+      chosen.find((file) => end.test(file.name)) ?? []
+    )[0];
   return tableOf(chosen, chosen.length === 1 ? named.name : pathOf(named).split("/")[0]);
 }
 
@@ -126,7 +130,19 @@ export function fromBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-async function tableOf(sources, label, about = {}, options = {}) {
+/** The configuration of a PEFT adapter. An invalid one is left out, as by the command. */
+async function adapterConfigOf(sources) {
+  const file = sources.find(({ name }) => /(^|\/)adapter_config\.json$/.test(name));
+  if (!file || file.size > MOST_CONFIG) return null;
+  try {
+    return JSON.parse(new TextDecoder().decode(await readRange(file, 0, file.size)));
+  } catch {
+    return null;
+  }
+}
+
+async function tableOf(sources, label, given = {}, options = {}) {
+  const about = { ...given, adapterConfig: await adapterConfigOf(sources) };
   const read = (config) => readModel(sources, { ...LIMITS, ...options, config });
   try {
     return new Table(await read(true), sources, label, about);

@@ -1,6 +1,6 @@
 // Which tensors of a model hold values that are not numbers, or nothing but zeros.
 
-import { button, card, h, named, table as tableOf } from "./dom.js";
+import { button, card, h, named, rest, table as tableOf } from "./dom.js";
 import { isAbort, run } from "./jobs.js";
 import { many, nbytes, shortName, whole } from "./wording.js";
 
@@ -57,6 +57,7 @@ function resultOf(table, found, openTensor) {
         ]),
         [1, 2],
       ),
+      rest(bad.length, MOST_ROWS) ?? "",
     );
   }
   if (empty.length > 0) {

@@ -40,7 +40,7 @@ export function kindOf(tensors, metadata, beside) {
 export function kindOfTable(table) {
   const ownsConfig = table.model.index !== null ||
     new RegExp(rules.ownsConfig).test(table.files[0].name);
-  const beside = ownsConfig && table.model.config ? { "config.json": table.model.config } : {};
+  const beside = ownsConfig ? { "config.json": table.model.config, "adapter_config.json": table.adapterConfig } : {};
   const found = kindOf(table.tensors, Object.fromEntries(table.metadata()), beside);
   return { ...found, text: escapeName(found.text) };
 }

@@ -1,6 +1,6 @@
 // What a LoRA changes: the weights of the base model that its tensors belong to, and their ranks.
 
-import { h, named, table as tableOf } from "./dom.js";
+import { button, h, named, rest, table as tableOf } from "./dom.js";
 import { many, shortName, whole } from "./wording.js";
 
 /** The ends of names that kohya's scripts, PEFT and diffusers write, for the factor with a row for each rank. */
@@ -12,39 +12,66 @@ const FACTORS = [
 ];
 const MOST_ROWS = 60;
 
-/** The changed weights of a LoRA, each kind once with the number of its layers; null for another file. */
-export function changes(table) {
+/** A number between signs: of a layer, usually. */
+const NUMBER = /(?<=[._])\d+(?=[._]|$)/g;
+
+/**
+ * The changed weights of a LoRA: those whose names differ in numbers are one row, which leads to their tensors by
+ * `find(filter)`; null for another file.
+ */
+export function changes(table, find) {
   const kinds = new Map();
   let total = 0;
   for (const { name, shape } of table.tensors) {
     const factor = FACTORS.find((end) => end.test(name));
     if (!factor || shape.length < 2) continue;
     total++;
-    const kind = name.replace(factor, "").replace(/(?<=[._])\d+(?=[._]|$)/g, "*");
-    const found = kinds.get(kind) ?? { layers: 0, ranks: new Set(), inputs: new Set() };
-    found.layers++;
+    const stem = name.replace(factor, "");
+    const parts = stem.split(NUMBER);
+    const kind = parts.join("*");
+    const found = kinds.get(kind) ??
+      { parts, weights: 0, ranks: new Set(), inputs: new Set(), numbers: parts.slice(1).map(() => new Set()) };
+    found.weights++;
     found.ranks.add(shape[0]);
     found.inputs.add(shape.slice(1).join(" × "));
+    (stem.match(NUMBER) ?? []).forEach((number, place) => found.numbers[place].add(Number(number)));
     kinds.set(kind, found);
   }
   if (total === 0) return null;
-  const range = (numbers) => {
-    const sorted = [...numbers].sort((a, b) => a - b);
-    return sorted.length === 1 ? whole(sorted[0]) : `${whole(sorted[0])} to ${whole(sorted.at(-1))}`;
-  };
-  const rows = [...kinds].slice(0, MOST_ROWS).map(([kind, { layers, ranks, inputs }]) => [
-    h("span", { class: "long" }, named(shortName(kind))),
-    whole(layers),
-    range(ranks),
-    [...inputs].slice(0, 3).join(", "),
+  const rows = [...kinds.values()].slice(0, MOST_ROWS).map(({ parts, weights, ranks, inputs, numbers }) => [
+    button(named(shortName(labelOf(parts, numbers))), () => find(filterFor(parts)), { class: "link" }),
+    whole(weights),
+    rangeOf(ranks, " to "),
+    [...inputs].join(", "),
   ]);
-  const more = kinds.size - MOST_ROWS;
   return h(
     "section",
     {},
     h("h3", {}, `Changes ${many(total, "weight", "weights")} of the base model`),
-    h("p", {}, "A star stands for the number of a layer."),
-    tableOf("Changed weights", ["Weight", "Layers", "Rank", "Inputs"], rows, [1, 2]),
-    more > 0 ? h("p", {}, `… and ${whole(more)} more kinds.`) : null,
+    h("p", {}, "Numbers in brackets are those of the layers. A name shows its tensors in the tree."),
+    tableOf("Changed weights", ["Weights", "Number", "Rank", "Input size"], rows, [1, 2]),
+    rest(kinds.size, MOST_ROWS),
   );
+}
+
+function labelOf(parts, numbers) {
+  return parts.reduce((text, part, at) => {
+    const found = numbers[at - 1];
+    return `${text}${found.size > 1 ? `[${rangeOf(found, "–")}]` : [...found][0]}${part}`;
+  });
+}
+
+/** Numbers as a range, or as a list if some are missing between. */
+function rangeOf(numbers, dash) {
+  const sorted = [...numbers].sort((a, b) => a - b);
+  const [first, last] = [sorted[0], sorted.at(-1)];
+  if (first === last) return whole(first);
+  const isList = dash === "–" && last - first >= sorted.length;
+  return isList ? sorted.join(", ") : `${whole(first)}${dash}${whole(last)}`;
+}
+
+/** A filter of the tree for the tensors with these parts of names between any numbers. */
+function filterFor(parts) {
+  const escaped = parts.map((part) => part.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&").replace(/\s/g, "\\s"));
+  return `/^${escaped.join("\\d+")}\\./`;
 }

@@ -247,7 +247,13 @@ class Page {
     const [table, other] = this.tables;
     const openTensor = (number) => this.openTensor(number);
     const context = { table, state: this.state, signal: this.controller.signal };
-    if (name === "overview") return overview(table, { openTensor, signal: context.signal });
+    if (name === "overview") {
+      const find = (filter) => {
+        choose(this.panes, this.toggle, true);
+        this.state.set({ find: filter }, true);
+      };
+      return overview(table, { openTensor, find, signal: context.signal });
+    }
     if (name === "map") return fileMap(table, { openTensor });
     if (name === "compare") {
       if (!other) {

@@ -1,7 +1,7 @@
 // The summary of a model.
 
 import { escapeName } from "../src/errors.js";
-import { afterPaint, copying, facts, h, named, table as tableOf } from "./dom.js";
+import { afterPaint, button, copying, facts, h, named, rest, table as tableOf } from "./dom.js";
 import { kindOfTable } from "./kind.js";
 import { health } from "./health.js";
 import { changes } from "./lora.js";
@@ -11,6 +11,8 @@ import { count, many, nameOf, nbytes, shapeText, share, shortName, whole } from 
 
 const LARGEST = 10;
 const MOST_WARNINGS = 20;
+const MOST_TAGS = 24;
+const MOST_METADATA = 500;
 const LONGEST_VALUE = 4000;
 /** A longer one, or one of many lines, may scroll in its cell. */
 const SHORT_VALUE = 100;
@@ -18,7 +20,7 @@ const SHORT_VALUE = 100;
 const THUMBNAIL = /^data:image\/(?:png|jpeg|webp|gif);base64,[A-Za-z0-9+/=]+$/;
 const MOST_THUMBNAIL = 1_400_000;
 
-export function overview(table, { openTensor, signal }) {
+export function overview(table, { openTensor, find, signal }) {
   const { stored, logical } = table.counts();
   const metadata = table.metadata();
   const config = table.model.config;
@@ -49,9 +51,9 @@ export function overview(table, { openTensor, signal }) {
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
     ]),
     warnings(table),
+    changes(table, find),
     specCard(metadata),
     loraCard(metadata),
-    changes(table),
     health(table, { openTensor, signal }),
     dtypes(table),
   );
@@ -203,6 +205,7 @@ function warnings(table) {
       {},
       found.slice(0, MOST_WARNINGS).map(([code, text]) => h("li", {}, h("code", {}, code), ` ${text}`)),
     ),
+    rest(found.length, MOST_WARNINGS),
   );
 }
 
@@ -261,15 +264,23 @@ function loraCard(metadata) {
       ["Epochs", of("num_epochs") ?? of("epoch")],
       ["Steps", of("steps")],
       ["Learning rate", of("learning_rate")],
-      [
-        "Tags",
-        tags.length > 0
-          ? tags.map(([tag, times]) => `${text(tag, 60)} (${whole(times)})`)
-            .join(", ")
-          : null,
-      ],
+      ["Tags", tagList(tags)],
     ]),
   );
+}
+
+/** The most frequent tags, and a button that shows all of them. */
+function tagList(tags) {
+  const texts = tags.map(([tag, times]) => `${text(tag, 60)}\u00a0(${whole(times)})`);
+  if (texts.length === 0) return null;
+  const shown = h("span", {}, texts.slice(0, MOST_TAGS).join(", "));
+  if (texts.length <= MOST_TAGS) return shown;
+  const all = button("Show all", () => {
+    shown.textContent = texts.join(", ");
+    count.remove();
+  });
+  const count = h("span", {}, ` … (${MOST_TAGS} of ${whole(texts.length)}) `, all);
+  return [shown, count];
 }
 
 /** The words of the captions that a LoRA was trained with, the most frequent first. */
@@ -281,7 +292,7 @@ function tagsOf(json) {
         if (Number.isFinite(times)) sums.set(tag, (sums.get(tag) ?? 0) + times);
       }
     }
-    return [...sums].sort(([, a], [, b]) => b - a).slice(0, 24);
+    return [...sums].sort(([, a], [, b]) => b - a);
   } catch {
     return [];
   }
@@ -289,7 +300,7 @@ function tagsOf(json) {
 
 function raw(metadata) {
   if (metadata.size === 0) return null;
-  const rows = [...metadata].slice(0, 500).map((
+  const rows = [...metadata].slice(0, MOST_METADATA).map((
     [key, value],
   ) => [
     h("span", { class: "long" }, text(key)),
@@ -304,5 +315,6 @@ function raw(metadata) {
     {},
     h("summary", {}, `Metadata (${whole(metadata.size)})`),
     tableOf("Metadata", ["Key", "Value", "Copy"], rows),
+    rest(metadata.size, MOST_METADATA),
   );
 }

@@ -11,10 +11,12 @@ export class Table {
    * `format` is the original format of files that were converted for the page. Byte positions in the original are
    * unknown.
    */
-  constructor(model, sources, label, { format = null, isServed = false, warnings = [] } = {}) {
+  constructor(model, sources, label, { format = null, isServed = false, adapterConfig = null, warnings = [] } = {}) {
     this.model = model;
     this.label = label;
     this.isServed = isServed;
+    /** The contents of `adapter_config.json` beside the files, if there is one. */
+    this.adapterConfig = adapterConfig;
     this.isRemote = format !== null;
     /** Files by their names in the model. */
     this.files = [...model.shards].map(([name, header]) => ({ name, header, source: sourceOf(sources, name, model) }));

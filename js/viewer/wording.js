@@ -13,9 +13,9 @@ function scaled(number, units, step = 1000) {
     : `${value < 10 ? value.toFixed(2) : value < 100 ? value.toFixed(1) : value.toFixed(0)}${units[at]}`;
 }
 
-/** A size in bytes: `90.9 MB`. */
+/** A size in bytes: `90.9 MB`. A line breaks neither there nor in a share. */
 export function nbytes(number) {
-  return scaled(number, [" B", " kB", " MB", " GB", " TB", " PB"]);
+  return scaled(number, ["B", "kB", "MB", "GB", "TB", "PB"].map((unit) => `\u00a0${unit}`));
 }
 
 /** A number of parameters: `22.7M`. */
@@ -43,10 +43,10 @@ export function real(value) {
 export function share(part, all) {
   if (all === 0) return "–";
   const percent = (100 * part) / all;
-  if (percent > 0 && percent < 0.01) return "< 0.01 %";
+  if (percent > 0 && percent < 0.01) return "<\u00a00.01\u00a0%";
   // Nearly all is not all.
-  if (percent > 99.99 && percent < 100) return "> 99.99 %";
-  return `${percent > 99 ? Math.floor(percent * 100) / 100 : Number(percent.toPrecision(3))} %`;
+  if (percent > 99.99 && percent < 100) return ">\u00a099.99\u00a0%";
+  return `${percent > 99 ? Math.floor(percent * 100) / 100 : Number(percent.toPrecision(3))}\u00a0%`;
 }
 
 /** `1 tensor has`, `2 tensors have`. */

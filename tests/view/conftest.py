@@ -31,6 +31,11 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
+def plain(text: str) -> str:
+    """Return a text with spaces at which lines may break in place of those at which they may not."""
+    return text.replace("\xa0", " ")
+
+
 class Look:
     """A page of the viewer, with its requests and its errors."""
 
@@ -55,19 +60,21 @@ class Look:
             )
 
     def text(self, selector: str = "main") -> str:
-        return str(self.page.inner_text(selector))
+        return plain(self.page.inner_text(selector))
 
     def facts(self) -> dict[str, str]:
         """Return the facts that the screen shows, by label."""
-        found: dict[str, str] = self.page.evaluate(
+        found = self.page.evaluate(
             "() => Object.fromEntries([...document.querySelectorAll('main dt')].map((term) => "
             "[term.textContent, term.nextElementSibling.textContent]))"
         )
-        return found
+        return {term: plain(text) for term, text in found.items()}
 
     def wait(self, text: str) -> None:
         """Wait until the screen shows a text."""
-        self.page.wait_for_function("(text) => document.body.innerText.includes(text)", arg=text)
+        self.page.wait_for_function(
+            "(text) => document.body.innerText.replaceAll('\\u00a0', ' ').includes(text)", arg=text
+        )
 
     def settle(self) -> None:
         """Wait until all jobs have ended and all pictures are final."""
@@ -78,12 +85,12 @@ class Look:
 
     def rows(self) -> list[list[str]]:
         """Return the rows of the tree that are in the document."""
-        found: list[list[str]] = self.page.evaluate(
+        found = self.page.evaluate(
             "() => [...document.querySelectorAll('.rows .row:not([hidden])')].sort((a, b) => "
             "a.ariaRowIndex - b.ariaRowIndex).map((row) => [...row.children].map((cell) => "
             "cell.ariaLabel ?? cell.textContent))"
         )
-        return found
+        return [[plain(cell) for cell in row] for row in found]
 
     def check(self) -> None:
         """Check every page: it requests no other host, and has no errors."""

@@ -403,3 +403,15 @@ def llm_int8(folder: Path) -> Array:
     )
     meant: Array = (weights * scales[:, None]) * numpy.float32(7.874015718698502e-3)
     return meant
+
+
+def peft(folder: Path) -> Path:
+    """Write a LoRA as PEFT does, with the configuration beside it that holds its alpha. Return its path."""
+    factors = {"A": (4, 64), "B": (64, 4)}
+    stem = "base_model.model.h.0.attn.q_proj"
+    tensors: Raw = {
+        f"{stem}.lora_{factor}.weight": ("F32", shape, bytes(4 * 256)) for factor, shape in factors.items()
+    }
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "base"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return write_raw(folder / "adapter_model.safetensors", tensors, {"format": "pt"})

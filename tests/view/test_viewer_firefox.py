@@ -110,7 +110,7 @@ def test_firefox_shows_a_model(firefox: Firefox) -> None:
         firefox.run(go, f"t={NAME}&view=picture")
         assert "Rows 0 to 30,521" in firefox.run(SAYS, "Drag over a part")
         firefox.run(go, "go=map")
-        assert "90.9 MB" in firefox.run(SAYS, "Closer")
+        assert "90.9\xa0MB" in firefox.run(SAYS, "Closer")
         assert firefox.faults == []
     finally:
         server.close()

@@ -16,11 +16,12 @@ import pytest
 import ingot
 import ingot.numpy
 from ingot import _native
+from support import commands
 from support.models import minilm, save, transformer
 from support.servers import good, serving
 from support.sparse_models import write_file
 from view.conftest import Look, Opener
-from view.made_models import HOSTILE_NAMES, awq, hostile, many, write_raw
+from view.made_models import HOSTILE_NAMES, awq, hostile, many, peft, write_raw
 
 NAME = "embeddings.word_embeddings.weight"
 PNG = base64.b64encode(
@@ -350,6 +351,27 @@ def test_overview_shows_metadata_cards(viewed: Opener, tmp_path: Path) -> None:
     assert facts["Tags"] == "cat (13), sofa (3)"
     assert look.page.evaluate("() => document.querySelector('main img').naturalWidth") == 1
     assert facts["architecture"] == "stable-diffusion-v1/lora"
+
+
+def test_overview_shows_all_tags_on_request(viewed: Opener, tmp_path: Path) -> None:
+    tags = {f"tag{number}": 200 - number for number in range(130)}
+    metadata = {"ss_output_name": "x", "ss_tag_frequency": json.dumps({"10_x": tags})}
+    look = viewed(save(tmp_path / "model.safetensors", {"x": numpy.ones(1)}, metadata))
+    assert look.facts()["Tags"].endswith("tag23 (177) … (24 of 130) Show all")
+    look.page.click("text=Show all")
+    assert look.facts()["Tags"].endswith("tag129 (71)")
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_overview_reads_the_configuration_of_an_adapter(
+    viewed: Opener, tmp_path: Path, is_folder: bool
+) -> None:
+    path = peft(tmp_path)
+    said = commands.good("summary", path, "--json").json()["kind"]["text"]
+    assert "alpha 8 (adapter_config.json)" in said
+    assert viewed(tmp_path if is_folder else path).facts()["Kind"] == said
+    (tmp_path / "adapter_config.json").write_text("[")
+    assert "alpha not stored" in viewed(path).facts()["Kind"]
 
 
 def test_overview_replaces_a_thumbnail_that_is_no_image(viewed: Opener, tmp_path: Path) -> None:

@@ -178,6 +178,21 @@ def test_report_shows_the_page(double_click: DoubleClick, tmp_path: Path, kind: 
     assert look.page.locator(".strip").count() >= 1
 
 
+def test_report_holds_the_configuration_of_an_adapter(double_click: DoubleClick, tmp_path: Path) -> None:
+    good("view", made_models.peft(tmp_path), "--html", tmp_path / "report.html")
+    look = double_click(tmp_path / "report.html")
+    assert "alpha 8 (adapter_config.json)" in look.facts()["Kind"]
+
+
+def test_page_reads_the_configuration_of_a_chosen_adapter(double_click: DoubleClick, tmp_path: Path) -> None:
+    good("view", "--html", tmp_path / "viewer.html")
+    look = double_click(tmp_path / "viewer.html")
+    files = [made_models.peft(tmp_path), tmp_path / "adapter_config.json"]
+    look.page.set_input_files("input[type=file] >> nth=0", files)
+    look.wait("alpha 8 (adapter_config.json)")
+    assert look.text("main h2") == "adapter_model.safetensors"
+
+
 def test_report_holds_no_whole_tensor(tmp_path: Path) -> None:
     secret = numpy.arange(10_000, dtype=numpy.int64) * 7919
     path = save(tmp_path / "model.safetensors", {"x": secret.reshape(100, 100)})

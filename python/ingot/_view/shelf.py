@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from ingot._base.text import _escaped
 from ingot._native import ShardIndex, is_url, local_path, shown_url, url_file_name
 from ingot._read import door
-from ingot._read.config import CONFIG, CONFIG_NBYTES, config_beside
+from ingot._read.config import CONFIG, CONFIG_NBYTES, config_beside, file_beside
+from ingot._read.kind import ADAPTER_CONFIG
 from ingot.errors import CheckpointError, SafetensorError, StorageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 # The number of bytes of a remote file that are in memory at a time.
 _PIECE = 4 << 20
 _KINDS = (".safetensors", ".bt", ".index.json")
+_CONFIGS = (CONFIG, ADAPTER_CONFIG)
 # The largest header, in bytes: the limit of every reader.
 _MAX_HEADER = 100_000_000
 # Headers up to this size come with the list of files, so that the page need not request them.
@@ -246,8 +248,8 @@ def _local(source: str) -> Model:
 
 def _in_folder(folder: str) -> list[tuple[str, str]]:
     """Return the files of a folder that a page may request, by path and name."""
-    names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name == CONFIG)
-    if names in ([], [CONFIG]):
+    names = sorted(name for name in os.listdir(folder) if name.endswith(_KINDS) or name in _CONFIGS)
+    if not set(names).difference(_CONFIGS):
         raise CheckpointError(
             f"{folder}: the directory holds no checkpoint: expected a .safetensors or .bt file, or an index",
             path=folder,
@@ -260,11 +262,11 @@ def _in_folder(folder: str) -> list[tuple[str, str]]:
 
 
 def _with_neighbours(path: str) -> list[tuple[str, str]]:
-    """Return a file, the shards that it names as an index, and ``config.json``."""
+    """Return a file, the shards that it names as an index, and the configurations."""
     folder, name = os.path.split(path)
     # The page opens a file of another name only if there is no other.
-    config = [CONFIG] if name.endswith(_KINDS) else []
-    names = [name, *(_shards(path) if name.endswith(".json") else []), *config]
+    configs = _CONFIGS if name.endswith(_KINDS) else ()
+    names = [name, *(_shards(path) if name.endswith(".json") else []), *configs]
     others = [(os.path.join(folder, other), other) for other in names[1:]]
     return [(path, name), *(place for place in others if os.path.isfile(place[0]))]
 
@@ -297,9 +299,7 @@ def read_through(source: Opened) -> Model:
     for name, metadata, infos in handle.headers():
         shown = name if index is not None else _file_name(source)
         files.append(ReadFile(shown, _rendered(metadata, infos), handle, infos))
-    config = _config(source)
-    if config is not None:
-        files.append(ReadFile(CONFIG, config, handle))
+    files.extend(ReadFile(name, data, handle) for name, data in _configs(source))
     return Model(_label(source), files, handle.format)
 
 
@@ -314,16 +314,21 @@ def _file_name(source: Opened) -> str:
     return name if name.endswith((".safetensors", ".bt")) else f"{name or 'model'}.safetensors"
 
 
-def _config(source: Opened) -> bytes | None:
-    """Read ``config.json`` beside the model, which describes the quantisation. An object has none."""
+def _configs(source: Opened) -> Iterator[tuple[str, bytes]]:
+    """Yield the configurations beside the model by name: of the quantisation, and of a local adapter.
+
+    An object has none.
+    """
     if source.place is None:
-        return None
+        return
     # The working directory may have changed.
     path = source.place if is_url(source.place) else source.handle.at or source.place
     with suppress(SafetensorError, OSError):
-        found = config_beside(path, source.storage_options)
-        return None if found is None else found.data
-    return None
+        if found := config_beside(path, source.storage_options):
+            yield CONFIG, found.data
+    with suppress(SafetensorError, OSError):
+        if not is_url(path) and (found := file_beside(path, ADAPTER_CONFIG)):
+            yield ADAPTER_CONFIG, found.data
 
 
 def _rendered(metadata: dict[str, str] | None, infos: list[TensorInfo]) -> bytes:
