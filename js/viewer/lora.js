@@ -12,6 +12,8 @@ const FACTORS = [
 ];
 const MOST_ROWS = 60;
 
+/** Of a range in a name. A line may end after a longer dash. */
+const DASH = "-";
 /** A number between signs: of a layer, usually. */
 const NUMBER = /(?<=[._])\d+(?=[._]|$)/g;
 
@@ -57,7 +59,7 @@ export function changes(table, find) {
 function labelOf(parts, numbers) {
   return parts.reduce((text, part, at) => {
     const found = numbers[at - 1];
-    return `${text}${found.size > 1 ? `[${rangeOf(found, "–")}]` : [...found][0]}${part}`;
+    return `${text}${found.size > 1 ? `[${rangeOf(found, DASH)}]` : [...found][0]}${part}`;
   });
 }
 
@@ -66,8 +68,8 @@ function rangeOf(numbers, dash) {
   const sorted = [...numbers].sort((a, b) => a - b);
   const [first, last] = [sorted[0], sorted.at(-1)];
   if (first === last) return whole(first);
-  const isList = dash === "–" && last - first >= sorted.length;
-  return isList ? sorted.join(", ") : `${whole(first)}${dash}${whole(last)}`;
+  const isList = dash === DASH && last - first >= sorted.length;
+  return isList ? sorted.join(",") : `${whole(first)}${dash}${whole(last)}`;
 }
 
 /** A filter of the tree for the tensors with these parts of names between any numbers. */

@@ -24,11 +24,13 @@ const KEYS = {
   m: "file map",
   c: "comparison",
   r: "quantised weights as stored, or dequantised",
-  Esc: "cancel what runs, or leave the filter",
+  Esc: "cancel what runs, leave the filter, or close “Open…”",
   "?": "these keys",
   "Arrows, Home, End": "move in the tree; letters go to the next row that begins so",
   Enter: "open a module or a tensor",
 };
+/** Keys that scroll the screen, by parts of its height, when nothing has the focus. */
+const SCROLLS = { PageDown: 0.9, PageUp: -0.9, " ": 0.9, ArrowDown: 0.1, ArrowUp: -0.1, End: 1e6, Home: -1e6 };
 const FIRST_ROWS = 60;
 /** Milliseconds until the page shows that a model is loading. Earlier, it would only be laid out and painted twice. */
 const PATIENCE = 200;
@@ -51,7 +53,14 @@ class Page {
       oninput: () => this.state.set({ find: this.filter.value || null }, true),
     });
     this.status = h("p", { class: "told", role: "status" });
-    this.side = h("aside", { id: "side", "aria-label": "Tensors", hidden: true }, this.filter, this.status);
+    const wide = h("input", { type: "checkbox", onchange: () => this.side.classList.toggle("wide", wide.checked) });
+    this.side = h(
+      "aside",
+      { id: "side", "aria-label": "Tensors", hidden: true },
+      this.filter,
+      h("label", { class: "narrow" }, wide, " All columns"),
+      this.status,
+    );
     this.panes = panes(this.side, this.screen);
     this.toggle = toggle(this.panes);
     this.nav = h("nav", { "aria-label": "Screens" });
@@ -59,7 +68,12 @@ class Page {
       h("header", {}, h("h1", {}, "ingot"), this.nav),
       this.panes,
     ];
-    this.state.addEventListener("change", () => this.render());
+    /** Whether the door is shown in place of the screen of the state. */
+    this.isOpening = false;
+    this.state.addEventListener("change", () => {
+      this.isOpening = false;
+      this.render();
+    });
     addEventListener("keydown", (event) => this.#key(event));
     listenForDrops({
       open: (models, place) => this.#files(models, place),
@@ -180,20 +194,27 @@ class Page {
       ...(table ? [this.toggle] : []),
       ...(table
         ? Object.entries(screens).map(([key, text]) =>
-          button(text, () => this.#go(key), { "aria-current": name === key ? "page" : null })
+          button(text, () => this.#go(key), { "aria-current": name === key && !this.isOpening ? "page" : null })
         )
         : []),
-      ...(!table || table.report ? [] : [button("Open…", () => this.screen.replaceChildren(this.#door()))]),
+      ...(!table || table.report
+        ? []
+        : [button("Open…", () => this.#showDoor(true), { "aria-current": this.isOpening ? "page" : null })]),
       button("Keys", () => this.#showKeys(), { class: "keys", "aria-label": "Keys" }),
     );
     if (table) this.#renderTree(name);
     const focused = document.activeElement?.id;
     try {
-      this.screen.replaceChildren(...[this.failed, table ? this.#screen(name) : this.#door()].filter(Boolean));
+      this.screen.replaceChildren(
+        ...[this.failed, table && !this.isOpening ? this.#screen(name) : this.#door()].filter(Boolean),
+      );
     } catch (error) {
       this.screen.replaceChildren(card(error));
     }
     this.#show();
+    const shown = [this.isOpening, name, this.state.t, this.state.view].join();
+    if (shown !== this.shown) this.screen.scrollTop = 0;
+    this.shown = shown;
     // A control that changed the screen keeps the focus.
     if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus();
   }
@@ -301,6 +322,12 @@ class Page {
     );
   }
 
+  #showDoor(isOpening) {
+    choose(this.panes, this.toggle, false);
+    this.isOpening = isOpening;
+    this.render();
+  }
+
   #chooser(place) {
     const files = (attributes, text) => {
       const input = h("input", {
@@ -356,12 +383,18 @@ class Page {
     if (event.key === "Escape") {
       if (event.target === this.filter) this.rows?.element.focus();
       this.comparison?.cancel();
+      if (this.isOpening) this.#showDoor(false);
       for (const cancel of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".cancel"))) {
         cancel.click();
       }
       return;
     }
     if (isTyping) return;
+    if (event.target === document.body && Object.hasOwn(SCROLLS, event.key)) {
+      this.screen.scrollTop += SCROLLS[event.key] * this.screen.clientHeight;
+      event.preventDefault();
+      return;
+    }
     const go = (screen) => () => this.tables[0] && this.#go(screen);
     const actions = {
       "/": () => {
@@ -392,8 +425,9 @@ class Page {
 
 function helpOn(keys) {
   const rows = Object.entries(keys).flatMap(([key, text]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, text)]);
-  const help = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"), h("dl", {}, rows));
-  help.append(button("Close", () => help.close()));
+  const close = button("Close", () => help.close());
+  const head = h("div", { class: "controls" }, h("h2", {}, "Keys"), close);
+  const help = h("dialog", { "aria-label": "Keys" }, head, h("dl", {}, rows));
   return help;
 }
 

@@ -72,12 +72,13 @@ export function histogram(series, scale = "linear") {
   return h(
     "figure",
     {},
+    h("div", { class: "axis" }, `highest bar: ${count(most)} values`),
     drawn,
     h(
       "figcaption",
       { class: "axis" },
       h("span", {}, real(low)),
-      h("span", {}, `value; the highest bar has ${count(most)}`),
+      h("span", {}, "value"),
       h("span", {}, real(high)),
     ),
   );

@@ -205,7 +205,8 @@ export class Rows {
     const before = isBold ? (tree.expanded.has(node) ? "▾ " : "▸ ") : "";
     const after = members ? ` ×${members}` : "";
     const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
-    const room = this.#width - indent - 5 - widthOf(before + after, isBold);
+    // The first rows are drawn without a measure.
+    const room = this.#width === 0 ? 0 : this.#width - indent - 5 - widthOf(before + after, isBold);
     const name = this.#labelOf(node);
     return { name, shown: name, before, after, room, isBold };
   }

@@ -232,7 +232,8 @@ function placeOf(shape, index, what) {
   }
   const isFold = shape.length < 2;
   const [down, across] = isFold ? [Math.floor(index / VALUE_COLUMNS), index % VALUE_COLUMNS] : places.slice(-2);
-  const window = [down, isFold ? 0 : across - Math.floor(VALUE_COLUMNS / 4)];
+  // At the right edge, values before it fill the table.
+  const window = [down, isFold ? 0 : Math.min(across, shape.at(-1) - VALUE_COLUMNS)];
   return {
     s: isFold ? null : [...places.slice(0, -2), ":", ":"].join(","),
     w: [Math.max(0, window[0] - ROWS_BEFORE), VALUE_ROWS, Math.max(0, window[1]), VALUE_COLUMNS].join(","),

@@ -20,6 +20,8 @@ CUT = """(selector) => [...document.querySelectorAll(selector)]
   .map((cell) => cell.textContent)"""
 NAMES_SHOWN = """() => [...document.querySelectorAll(".rows .row:not([hidden]) bdi")]
   .map((one) => one.textContent)"""
+# The names follow the width of their column in the next frame.
+NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 PLACES = ("attn1_to_k", "attn1_to_out_0", "attn1_to_q", "attn2_to_k", "ff_net_0_proj", "ff_net_2")
 
 
@@ -136,8 +138,7 @@ def test_rows_of_any_names_differ(viewed: Opener, tmp_path: Path) -> None:
     look.page.focus("[role=separator]")
     for key in ("Home", "ArrowRight", "Enter"):
         look.page.keyboard.press(key)
-        # The names follow the width in the next frame.
-        look.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))")
+        look.page.evaluate(NEXT_FRAME)
         shown = look.page.evaluate(NAMES_SHOWN)
         assert len(set(shown)) == len(shown) > 20
         assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
@@ -180,6 +181,77 @@ def test_narrow_screen_has_all_buttons_in_one_line(viewed: Opener) -> None:
     assert {box["y"] for box in boxes} == {boxes[0]["y"]}
     page.get_by_role("button", name="Keys").click()
     assert page.get_by_role("dialog").is_visible()
+
+
+@pytest.mark.parametrize("width", [360, 640, 1000])
+def test_tree_shows_all_columns_of_a_narrow_window(viewed: Opener, width: int) -> None:
+    page = viewed(minilm(), viewport={"width": width, "height": 400}).page
+    if width < 1000:
+        page.click("nav button:has-text('Tensors')")
+    heads = "() => [...document.querySelectorAll('.heads span')].filter((one) => one.offsetParent !== null)"
+    heads += ".map((one) => one.textContent)"
+    every = ["Name", "Params", "Size", "Dtype", "Shape"]
+    assert page.evaluate(heads) == (["Name", "Shape"] if width < 1000 else every[:4])
+    page.check("aside >> text=All columns")
+    page.evaluate(NEXT_FRAME)
+    assert page.evaluate(heads) == every
+    assert page.evaluate(CUT, ".heads span, .rows .row:not([hidden]) > span") == []
+    # The last column is reached.
+    page.evaluate("() => document.querySelector('.tree').scrollTo(1000, 0)")
+    box = page.locator(".heads span").last.bounding_box()
+    assert box["x"] + box["width"] <= width
+
+
+def test_keys_scroll_the_details(viewed: Opener) -> None:
+    page = viewed(minilm(), viewport={"width": 1200, "height": 400}).page
+    top = "() => [document.querySelector('main').scrollTop, document.documentElement.scrollTop]"
+    for key, begins, ends in (("PageDown", 100, 500), ("End", 501, 5000), ("Home", 0, 0)):
+        page.keyboard.press(key)
+        main, document = page.evaluate(top)
+        assert begins <= main <= ends, key
+        assert document == 0
+    page.keyboard.press("End")
+    page.click("text=File map")
+    assert page.evaluate(top) == [0, 0]
+
+
+def test_open_screen_is_marked_until_it_is_left(viewed: Opener) -> None:
+    page = viewed(minilm()).page
+    marked = "() => [...document.querySelectorAll('nav [aria-current]')].map((one) => one.textContent)"
+    for leave in ("Escape", "Overview", "o"):
+        assert page.evaluate(marked) == ["Overview"]
+        page.click("text=Open…")
+        assert page.evaluate(marked) == ["Open…"]
+        if leave == "Overview":
+            page.click(f"nav button:text-is('{leave}')")
+        else:
+            page.keyboard.press(leave)
+        page.wait_for_selector("main h2:has-text('model.safetensors')")
+
+
+@pytest.mark.parametrize("size", [(360, 740), (640, 400)])
+def test_keys_keep_their_distance_from_the_edge(viewed: Opener, size: tuple[int, int]) -> None:
+    page = viewed(minilm(), viewport={"width": size[0], "height": size[1]}).page
+    page.keyboard.press("?")
+    box = page.get_by_role("dialog").bounding_box()
+    inner = page.get_by_role("button", name="Close").bounding_box()
+    assert (
+        min(box["x"], box["y"], size[0] - box["x"] - box["width"], size[1] - box["y"] - box["height"]) >= 20
+    )
+    assert inner["x"] - box["x"] >= 16
+
+
+def test_picture_names_its_axes_and_its_unit(viewed: Opener) -> None:
+    look = viewed(minilm(), at="t=pooler.dense.weight&view=picture&w=10,20,0,384")
+    texts = look.text("main figure").split("\n")
+    assert [text for text in texts if text][:4] == ["column 0", "383", "row 10", "29"]
+    assert texts[-2] == "value"
+
+
+def test_links_are_underlined_in_forced_colours(viewed: Opener) -> None:
+    page = viewed(minilm(), forced_colors="active").page
+    line = "(link) => getComputedStyle(link).textDecorationLine"
+    assert page.locator("main .link").first.evaluate(line) == "underline"
 
 
 def test_forced_colours_leave_selection_and_bars(viewed: Opener) -> None:
