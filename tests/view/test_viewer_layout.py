@@ -164,6 +164,12 @@ def test_names_break_at_dots_only(viewed: Opener) -> None:
     assert all(line.endswith(".") for line in lines[:-1])
 
 
+def test_numbers_stay_beside_their_units(viewed: Opener) -> None:
+    page = viewed(minilm(), viewport={"width": 360, "height": 740}).page
+    assert "90.9\xa0MB" in page.inner_text("main .lead")
+    assert ">\xa099.99\xa0%" in page.inner_text("[aria-label=Dtypes]")
+
+
 def test_keys_of_screens_work_in_the_tree(viewed: Opener) -> None:
     look = viewed(minilm())
     for key, heading in (("m", "File map"), ("o", "model.safetensors"), ("c", "Comparison")):
