@@ -157,8 +157,13 @@ def test_comparison_shows_all_columns_of_a_narrow_window(viewed: Opener, other: 
     look = viewed(minilm(), other, viewport={"width": 360, "height": 740})
     look.wait("102 tensors compared in")
     assert not look.page.is_visible("main th:has-text('Cosine')")
-    look.page.check("text=All columns")
+    look.page.check("main >> text=All columns")
     assert look.page.is_visible("main th:has-text('Cosine')")
+    look.page.locator("main .compared .scroll").evaluate("(region) => region.scrollTo(1000, 0)")
+    boxes = [look.page.locator("main th").nth(at).bounding_box() for at in (0, 6)]
+    # The last column is reached, and the names stay.
+    assert boxes[0]["x"] == 12
+    assert boxes[1]["x"] + boxes[1]["width"] <= 360
 
 
 def test_comparison_is_cancelled(viewed: Opener, other: Path) -> None:

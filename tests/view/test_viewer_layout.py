@@ -206,6 +206,7 @@ def test_tree_shows_all_columns_of_a_narrow_window(viewed: Opener, width: int) -
     page.evaluate("() => document.querySelector('.tree').scrollTo(1000, 0)")
     box = page.locator(".heads span").last.bounding_box()
     assert box["x"] + box["width"] <= width
+    assert page.locator(".rows .row:not([hidden]) > :first-child").first.bounding_box()["x"] == 0
 
 
 def test_keys_scroll_the_details(viewed: Opener) -> None:
