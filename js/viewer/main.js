@@ -213,7 +213,8 @@ class Page {
     }
     this.#show();
     const shown = [this.isOpening, name, this.state.t, this.state.view].join();
-    if (shown !== this.shown) this.screen.scrollTop = 0;
+    // Not for the first screen, since it lays the page out.
+    if (shown !== (this.shown ?? shown)) this.screen.scrollTop = 0;
     this.shown = shown;
     // A control that changed the screen keeps the focus.
     if (focused && document.activeElement === document.body) document.getElementById(focused)?.focus();
