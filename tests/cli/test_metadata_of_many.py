@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import subprocess
 from pathlib import Path
 
 import numpy
@@ -12,7 +13,7 @@ import pytest
 import ingot
 from ingot._base import images
 from ingot.numpy import save_file
-from support.commands import good, run
+from support.commands import command_line, environment, good, run
 
 METADATA = {
     "format": "pt",
@@ -151,6 +152,35 @@ def test_change_of_many_reports_an_unreadable_model_and_continues(
     assert found.code == 1
     assert [one["path"] for one in found.json()["models"] if "error" in one] == [str(broken)]
     assert broken.read_bytes() == b"\xff" * 20
+    assert all(metadata(path) != pairs for path, pairs in headers.items())
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["meta", "set"], ["author=me"]),
+        (["meta", "set", "--files"], ["author=me"]),
+        (["meta", "clean"], []),
+        (["modelspec", "set"], ["author=me"]),
+    ],
+    ids=lambda words: " ".join(words) or None,
+)
+def test_change_of_many_is_complete_after_a_closed_pipe(
+    folder: Path, before: list[str], after: list[str]
+) -> None:
+    headers = {path: metadata(path) for path in folder.iterdir()}
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        command_line(*before, folder, *after),
+        stdout=write,
+        stderr=subprocess.PIPE,
+        # So that the first line already fails.
+        env=environment(PYTHONUNBUFFERED="1"),
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, b"")
     assert all(metadata(path) != pairs for path, pairs in headers.items())
 
 

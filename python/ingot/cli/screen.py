@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from dataclasses import fields, is_dataclass
 from errno import errorcode
@@ -351,7 +351,9 @@ class Screen:
         """Print the failure of one of many files, and return its JSON form."""
         name = shown(shown_url(path))
         what = message_of(error, [path]).removeprefix(f"{name}: ")
-        sys.stderr.write(f"error: {name}: {what}\n")
+        # The work on the other files continues without a reader of the errors.
+        with suppress(BrokenPipeError):
+            sys.stderr.write(f"error: {name}: {what}\n")
         return {"path": shown_url(path), "error": what, "code": _code(error)}
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
@@ -470,7 +472,9 @@ csv = click.option(
 class OfEach(Generic[T]):
     """The results of the same work on several models, or the error of the only one.
 
-    A model that fails is reported, and the work continues with the next one.
+    A model that fails is reported, and the work continues with the next one. `tell` prints a result. After
+    the reader of the output closes the pipe, nothing more is printed, but the work continues: the size of a
+    pipe's buffer must not decide which files are changed. The error is raised at the end.
     """
 
     def __init__(
@@ -479,15 +483,17 @@ class OfEach(Generic[T]):
         models: Sequence[str],
         work: Callable[[str], T],
         is_single: bool | None = None,
+        tell: Callable[[T], None] = lambda _: None,
     ) -> None:
         self.is_single = len(models) == 1 if is_single is None else is_single
         self.found: list[tuple[str, T]] = []
         # The exit status: the greatest of all models.
         self.status = 0
         self._failed: dict[int, dict[str, object]] = {}
+        closed: BrokenPipeError | None = None
         for at, model in enumerate(models):
             try:
-                self.found.append((model, work(model)))
+                result = work(model)
             except OptionError:
                 raise
             except (SafetensorError, OSError) as error:
@@ -495,6 +501,11 @@ class OfEach(Generic[T]):
                     raise
                 self._failed[at] = screen.failed(model, error)
                 self.status = max(self.status, status(error))
+            else:
+                self.found.append((model, result))
+                closed = closed or _closed(tell, result)
+        if closed is not None:
+            raise closed
 
     def replaced(self, results: Sequence[R]) -> OfEach[R]:
         """Return the same with other results, in the same order."""
@@ -511,6 +522,15 @@ class OfEach(Generic[T]):
         """Return a list with an item for each result, and the JSON forms of the errors in their places."""
         rest = iter(of_found)
         return [self._failed.get(at) or next(rest) for at in range(len(self.found) + len(self._failed))]
+
+
+def _closed(tell: Callable[[T], None], result: T) -> BrokenPipeError | None:
+    """Print a result. Return the error if the reader of the output has closed the pipe."""
+    try:
+        tell(result)
+    except BrokenPipeError as error:
+        return error
+    return None
 
 
 def warn(message: str) -> None:

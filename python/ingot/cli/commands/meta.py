@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import click
 
@@ -314,14 +314,16 @@ def change_all(screen: Screen, changes: OfEach[Change], dry_run: bool) -> int:
         return change(screen, model, pairs, gone, dry_run)
     rest = iter(changes.found)
 
-    def work(model: str) -> dict[str, object]:
+    def work(model: str) -> dict[str, Any]:
         pairs, gone = next(rest)[1]
         outcome, new, removed = _applied(opened(model), pairs, gone, dry_run)
-        counts = f"{plural(len(new), 'key')} set, {len(removed)} removed"
-        screen.say(f"{shown(model)}: {outcome}: {counts}")
         return {"path": model, "outcome": outcome, "set": sorted(new), "removed": removed}
 
-    done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False)
+    def tell(done: dict[str, Any]) -> None:
+        counts = f"{plural(len(done['set']), 'key')} set, {len(done['removed'])} removed"
+        screen.say(f"{shown(done['path'])}: {done['outcome']}: {counts}")
+
+    done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False, tell=tell)
     every = changes.in_order(done.in_order(answer for _, answer in done.found))
     screen.answer({"models": every})
     return max(changes.status, done.status)
@@ -360,17 +362,20 @@ def _of_files(
 ) -> int:
     """Change the metadata of each file of checkpoints, one after the other."""
 
-    def work(path: str) -> dict[str, object]:
+    def work(path: str) -> dict[str, Any]:
         files = opened(path).files
         keys = {file: dict.fromkeys(_all_matching(opened(file).texts(), gone)) for file in files}
         described = []
         for file in files:
             outcome = "dry-run" if dry_run else _edit.update_metadata(file, {**new, **keys[file]})
             described.append({"file": file, "outcome": outcome})
-            screen.say(f"{shown(file)}: {outcome}")
         return {"files": described, "set": sorted(new), "removed": list(gone)}
 
-    done = OfEach(screen, models, work)
+    def tell(done: dict[str, Any]) -> None:
+        for one in done["files"]:
+            screen.say(f"{shown(one['file'])}: {one['outcome']}")
+
+    done = OfEach(screen, models, work, tell=tell)
     answers = [{"path": model, **answer} for model, answer in done.found]
     screen.answer(done.found[0][1] if done.is_single else {"models": done.in_order(answers)})
     return done.status
