@@ -391,31 +391,39 @@ def _timesteps(text: str) -> Iterable[Fault]:
 
 
 THUMBNAIL_SIDE = 256
-_JPEG = "data:image/jpeg;base64,"
+_JPEG = "image/jpeg"
+_BEGINS = f"it should begin with 'data:{_JPEG};base64,'"
 
 
 def _thumbnail(text: str) -> Iterable[Fault]:
     if not text.startswith("data:image/"):
-        yield "error", f"must be a data URL of an image: it should begin with {_JPEG!r}"
+        yield "error", f"must be a data URL of an image: {_BEGINS}"
         return
-    if not text.startswith(_JPEG):
-        yield "warning", f"should be a JPEG: it should begin with {_JPEG!r}"
-        return
+    kind, _, data = text.removeprefix("data:").partition(";base64,")
+    if kind in images.ENDINGS:
+        fault, size = _picture(kind, data)
+        if fault is not None:
+            yield "error", fault
+            return
+        if kind == _JPEG and size != (THUMBNAIL_SIDE, THUMBNAIL_SIDE):
+            yield "note", f"is best {THUMBNAIL_SIDE}x{THUMBNAIL_SIDE}, found {size[0]}x{size[1]}"
+    if kind != _JPEG:
+        yield "warning", f"should be a JPEG: {_BEGINS}"
+
+
+def _picture(kind: str, data: str) -> tuple[str | None, tuple[int, int]]:
+    """Return the fault of a picture in base64, or None, and its width and height."""
+    name = kind.removeprefix("image/").upper()
     try:
-        image = b64decode(text.removeprefix(_JPEG), validate=True)
+        image = b64decode(data, validate=True)
     except ValueError:
-        yield "error", "must be valid base64"
-        return
-    if images.type_of(image) != "image/jpeg":
-        yield "error", "must be a JPEG, as its data URL says"
-        return
+        return "must be valid base64", (0, 0)
+    if images.type_of(image) != kind:
+        return f"must be a {name}, as its data URL says", (0, 0)
     try:
-        width, height = images.size_of(image)
+        return None, images.size_of(image)
     except ValueError as fault:
-        yield "error", f"must be a JPEG: the image {fault}"
-        return
-    if (width, height) != (THUMBNAIL_SIDE, THUMBNAIL_SIDE):
-        yield "note", f"is best {THUMBNAIL_SIDE}x{THUMBNAIL_SIDE}, found {width}x{height}"
+        return f"must be a {name}: the image {fault}", (0, 0)
 
 
 _IDENTIFIER = r"[a-z0-9.+_-]+(/[a-z0-9.+_-]+)?"

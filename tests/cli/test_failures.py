@@ -32,6 +32,7 @@ MORE = {
     ("lora", "merge"): ["model.safetensors", "out.bt"],
     ("lora", "convert"): ["out.bt", "--to", "kohya"],
     ("modelspec", "set"): ["title=x"],
+    ("modelspec", "thumbnail"): ["-o", "out.jpg"],
     ("convert",): ["out.bt"],
     ("export",): ["a"],
     ("split",): ["out"],

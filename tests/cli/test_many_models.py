@@ -150,6 +150,56 @@ def test_rows_of_a_narrow_terminal_never_look_alike(tmp_path: Path) -> None:
         assert len({*cells}) == 3, shown
 
 
+def test_names_of_files_are_cut_after_all_other_columns(folder: Path) -> None:
+    long = "a_very_long_name_of_a_style_of_a_painter"
+    for number in (1, 2):
+        (folder / f"style{number}.safetensors").rename(folder / f"{long}_{number}.safetensors")
+    for columns, name in ((100, f"loras/{long}_1.safetensors "), (80, f"…{long}_1… "), (60, "_1… ")):
+        ended = in_a_terminal(folder.name, folder=folder.parent, columns=columns, NO_COLOR="1")
+        lines = ended.out.splitlines()
+        assert name in lines[1], lines
+        assert max(map(len, lines)) <= columns
+        assert len({line.split()[0] for line in lines}) == 4
+
+
+def test_names_lose_what_all_of_them_have_first() -> None:
+    names = [f"loras/{name}.safetensors" for name in ("ducks_of_old_masters", "pixels")]
+    assert [*distinct_cuts(names, 27).values()] == ["loras/ducks_of_old_masters…", "loras/pixels.safetensors"]
+    assert [*distinct_cuts(names, 22).values()] == ["…ducks_of_old_masters…", "loras/pixels…"]
+    assert [*distinct_cuts(["Stable Diffusion XL", "Stable Diffusion 1.x"], 12).values()] == [
+        "Stable Di…XL",
+        "Stable D…1.x",
+    ]
+
+
+def test_csv_on_a_terminal_has_bytes(folder: Path) -> None:
+    lines = in_a_terminal(folder.name, "--csv", folder=folder.parent, columns=200).out.splitlines()
+    sizes = [row["size"] for row in csv.DictReader(lines)]
+    assert sizes == [str((folder / f"style{number}.safetensors").stat().st_size) for number in (1, 2, 10)]
+
+
+def test_lora_info_of_a_folder_is_a_table(folder: Path) -> None:
+    rows = good("lora", "info", folder).rows()
+    assert [row[1:5] for row in rows] == [["LoRA", "kohya", str(rank), ""] for rank in (1, 2, 10)]
+    (folder / "style3.safetensors").write_bytes(b"\xff" * 20)
+    save_file({"w": numpy.zeros(2)}, folder / "vae.safetensors")
+    ended = run("lora", "info", folder, "--json")
+    assert ended.code == 1
+    assert ended.err.count("error: ") == 2
+    assert [one.get("ranks") for one in ended.json()] == [[1], [2], None, [10], None]
+    table = [*csv.DictReader(io.StringIO(run("lora", "info", folder, "--csv").out))]
+    assert [row["rank"] for row in table] == ["1", "2", "10"]
+
+
+@pytest.mark.parametrize("more", [[], ["--html", "out.html"]], ids=" ".join)
+def test_view_of_a_folder_of_models_names_a_command(folder: Path, more: list[str]) -> None:
+    (folder / "style1.safetensors").rename(folder / "a b.safetensors")
+    ended = run("view", folder, *more)
+    assert ended.code == 2
+    assert "a directory of 3 models" in ended.err
+    assert f"type `ingot view '{folder}/a b.safetensors'`, or `ingot {folder}` for a table" in ended.err
+
+
 @given(st.sets(st.text("abcdef日", max_size=30), max_size=12), st.integers(8, 20))
 def test_distinct_cuts_differ(texts: set[str], width: int) -> None:
     cuts = distinct_cuts(texts, width)

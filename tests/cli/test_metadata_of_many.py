@@ -259,3 +259,58 @@ def test_modelspec_thumbnail_rejects_other_files(folder: Path, tmp_path: Path) -
     assert "is larger than 1.00 MB" in run("modelspec", "set", folder, "--thumbnail", other).err
     good("meta", "rm", folder, "modelspec.thumbnail")
     assert "has no thumbnail" in run("modelspec", "thumbnail", folder / "a.safetensors", "-o", "x").err
+
+
+def test_modelspec_thumbnail_of_a_folder_writes_a_picture_for_each_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    pictures = tmp_path / "pictures"
+    for name, kind in (("a", "jpeg"), ("b", "png")):
+        image = tmp_path / f"picture.{kind}"
+        image.write_bytes(base64.b64decode(IMAGES[kind]))
+        good("modelspec", "set", folder / f"{name}.safetensors", "--thumbnail", image)
+    assert len(good("modelspec", "thumbnail", folder, "-o", pictures).out.splitlines()) == 2
+    assert (pictures / "a.jpg").read_bytes() == base64.b64decode(IMAGES["jpeg"])
+    assert (pictures / "b.png").read_bytes() == PNG
+    save_file({"w": numpy.zeros(4)}, folder / "c.safetensors")
+    (folder / "d.safetensors").write_bytes(b"\xff" * 20)
+    ended = run("modelspec", "thumbnail", folder, "-o", pictures, "--overwrite", "--json")
+    assert ended.code == 1
+    assert "warning" in ended.err
+    assert ["error" in one for one in ended.json()["models"]] == [False, False, True, True]
+    again = run("modelspec", "thumbnail", folder, "-o", pictures)
+    assert (again.code, again.err.count("a.jpg"), again.err.count("b.png")) == (2, 1, 1)
+
+
+def test_modelspec_thumbnail_of_models_with_one_name_writes_nothing(folder: Path, tmp_path: Path) -> None:
+    ingot.rewrite(folder / "a.safetensors", folder / "a.bt")
+    ended = run("modelspec", "thumbnail", folder, "-o", tmp_path / "pictures")
+    assert ended.code == 2
+    assert "would have the same name" in ended.err
+    file = folder / "a.safetensors"
+    assert (
+        "expected a directory"
+        in run("modelspec", "thumbnail", folder / "b.safetensors", file, "-o", file).err
+    )
+    assert not (tmp_path / "pictures").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "better"), [("x.jpg", "x.png"), ("x.GIF", "x.png"), ("x.png", None), ("x", None)]
+)
+def test_modelspec_thumbnail_suggests_the_ending_of_its_type(
+    folder: Path, tmp_path: Path, name: str, better: str | None
+) -> None:
+    (tmp_path / "duck").write_bytes(PNG)
+    good("modelspec", "set", folder / "a.safetensors", "--thumbnail", tmp_path / "duck")
+    ended = run("modelspec", "thumbnail", folder / "a.safetensors", "-o", tmp_path / name)
+    assert (ended.code == 0) == (better is None) == (tmp_path / name).exists()
+    if better:
+        assert f"the thumbnail is of type image/png: did you mean `{tmp_path / better}`?" in ended.err
+
+
+def test_modelspec_thumbnail_of_one_model_goes_into_a_directory(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "duck").write_bytes(PNG)
+    good("modelspec", "set", folder / "a.safetensors", "--thumbnail", tmp_path / "duck")
+    good("modelspec", "thumbnail", folder / "a.safetensors", "-o", tmp_path)
+    assert (tmp_path / "a.png").read_bytes() == PNG

@@ -28,6 +28,9 @@ SHOULD = {
     "modelspec.hash_sha256": "0x" + "ab" * 32,
 }
 
+# A picture of 2 x 3 pixels.
+GIF = "R0lGODdhAgADAIEAAMgKCgAAAAAAAAAAACwAAAAAAgADAAAIBgABCBwYEAA7"
+
 
 def found(pairs: dict[str, str]) -> list[tuple[str, str]]:
     return [(row.severity, row.key.removeprefix("modelspec.")) for row in modelspec.validate(pairs)]
@@ -86,7 +89,10 @@ def test_validate_depends_on_the_kind_of_model() -> None:
         ("timestep_range", "9", "error"),
         ("encoder_layer", "two", "error"),
         ("thumbnail", "http://example.org/a.jpg", "error"),
-        ("thumbnail", "data:image/png;base64,AAAA", "warning"),
+        ("thumbnail", "data:image/avif;base64,AAAA", "warning"),
+        ("thumbnail", f"data:image/gif;base64,{GIF}", "warning"),
+        ("thumbnail", f"data:image/png;base64,{GIF}", "error"),
+        ("thumbnail", f"data:image/gif;base64,{GIF[:-4]}", "error"),
         ("thumbnail", "data:image/jpeg;base64,@", "error"),
         ("thumbnail", "data:image/jpeg;base64,AAAA", "error"),
         ("thumbnail", jpeg(512, 256), "note"),

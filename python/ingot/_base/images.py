@@ -17,6 +17,13 @@ _STARTS = {
     "image/webp": rb"RIFF....WEBP",
     "image/gif": rb"GIF8[79]a",
 }
+# The endings of the names of files of each type, the usual one first.
+ENDINGS = {
+    "image/jpeg": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "image/png": (".png", ".apng"),
+    "image/webp": (".webp",),
+    "image/gif": (".gif",),
+}
 _PIECE = 1 << 16
 
 

@@ -83,6 +83,8 @@ class Column(NamedTuple):
     """Whether the cells are never cut, because people copy them. A line that becomes too long wraps."""
     spare: bool = False
     """Whether the column is omitted if the terminal is too narrow for all columns."""
+    named: bool = False
+    """Whether the cells are names of files, which are cut last: after all other cells and spare columns."""
 
 
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -137,12 +139,14 @@ def _fitted(
     """Return the columns that fit into `width`, their cells and their widths."""
     titles = [column.title for column in columns]
     widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
-    _fit(widths, columns, width)
+    text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
+    _fit(widths, [at for at in text if not columns[at].named], width)
     spare = [at for at, column in enumerate(columns) if column.spare]
-    if not spare or _over(widths, width) <= 0:
-        return columns, cells, widths
-    left = [at for at in range(len(columns)) if at != spare[-1]]
-    return _fitted([columns[at] for at in left], [[row[at] for at in left] for row in cells], width)
+    if spare and _over(widths, width) > 0:
+        left = [at for at in range(len(columns)) if at != spare[-1]]
+        return _fitted([columns[at] for at in left], [[row[at] for at in left] for row in cells], width)
+    _fit(widths, [at for at in text if columns[at].named], width)
+    return columns, cells, widths
 
 
 def _over(widths: Sequence[int], width: int) -> int:
@@ -150,10 +154,9 @@ def _over(widths: Sequence[int], width: int) -> int:
     return sum(widths) + len(_GAP) * (len(widths) - 1) - width
 
 
-def _fit(widths: list[int], columns: Sequence[Column], width: int) -> None:
-    """Narrow the widest columns of text until the table fits into `width`."""
+def _fit(widths: list[int], text: Sequence[int], width: int) -> None:
+    """Narrow the widest of the columns at `text` until the table fits into `width`."""
     over = _over(widths, width)
-    text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
     while over > 0 and text:
         widest = max(text, key=widths.__getitem__)
         if widths[widest] <= _NARROWEST:
@@ -198,23 +201,30 @@ _LEAST_CUT = 3
 
 def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
     """Return each text cut to `width` columns, or whole where every cut would look like another text."""
-    cuts = {text: cut(text, width) for text in texts}
+    distinct = [*dict.fromkeys(texts)]
+    if all(cell_width(text) <= width for text in distinct):
+        return dict(zip(distinct, distinct, strict=True))
+    # Words that all texts have, such as a folder and an ending, are cut first.
+    ends = _common_ends(distinct, whole_words=True)
+    found = _told_apart(distinct, width, set(), ends) if len(distinct) > 1 and any(ends) else {}
+    if found:
+        return found
+    cuts = {text: cut(text, width) for text in distinct}
     alike: dict[str, list[str]] = {}
     for text, short in cuts.items():
         alike.setdefault(short, []).append(text)
     taken = {short for short, group in alike.items() if len(group) == 1}
     for group in alike.values():
         if len(group) > 1:
-            found = _told_apart(group, width, taken)
+            found = _told_apart(group, width, taken, _common_ends(group)) or {text: text for text in group}
             taken.update(found.values())
             cuts |= found
     return cuts
 
 
-def _told_apart(texts: list[str], width: int, taken: set[str]) -> dict[str, str]:
-    """Return cuts without what all texts have in common at both ends, or the texts if that is too long."""
-    begin, end = _common(texts), _common([text[::-1] for text in texts])
-    end = min(end, min(map(len, texts)) - begin)
+def _told_apart(texts: list[str], width: int, taken: set[str], ends: tuple[int, int]) -> dict[str, str]:
+    """Return cuts without the ends that all texts have in common, or nothing if that is too long."""
+    begin, end = ends
     middles = {text: text[begin : len(text) - end] for text in texts}
     for room in range(width - 2, max(width - 6, _LEAST_CUT), -1):
         cuts = distinct_cuts(middles.values(), room)
@@ -222,18 +232,24 @@ def _told_apart(texts: list[str], width: int, taken: set[str]) -> dict[str, str]
         fits = all(cell_width(one) <= width for one in found.values())
         if fits and len({*found.values()} - taken) == len(texts):
             return found
-    return {text: text for text in texts}
+    return {}
+
+
+# A shorter rest of a beginning says nothing.
+_LEAST_HEAD = 4
 
 
 def _around(text: str, middle: str, begin: int, end: int, width: int) -> str:
-    """Return the middle of a text between as much of its two ends as fits."""
-    room = max(0, width - cell_width(middle) - 2)
-    head, tail = (
-        cut_to(text[:begin], room - room // 2),
-        cut_to(text[len(text) - end :][::-1], room // 2)[::-1],
-    )
-    before, after = "…" * (len(head) < begin), "…" * (len(tail) < end)
-    return f"{head}{before}{middle}{after}{tail}".replace("……", "…")
+    """Return the middle of a text between as much of its beginning as fits, and its whole end if it fits."""
+    head, tail = text[:begin], text[len(text) - end :]
+    room = width - cell_width(middle)
+    if cell_width(head) + cell_width(tail) > room:
+        tail = "…" * bool(tail)
+        room -= len(tail)
+    if cell_width(head) > room:
+        head = cut_to(head, max(0, room - 1))
+        head = f"{head if len(head) >= _LEAST_HEAD else ''}…"
+    return f"{head}{middle}{tail}".replace("……", "…")
 
 
 def cut_to(text: str, width: int) -> str:
@@ -241,6 +257,17 @@ def cut_to(text: str, width: int) -> str:
     while cell_width(text) > width:
         text = text[: max(0, min(len(text) - 1, width))]
     return text
+
+
+def _common_ends(texts: Sequence[str], whole_words: bool = False) -> tuple[int, int]:
+    """Return the numbers of characters at the start and at the end that all texts have."""
+    first = texts[0]
+    begin, end = _common(texts), _common([text[::-1] for text in texts])
+    while whole_words and begin and first[begin - 1].isalnum():
+        begin -= 1
+    while whole_words and end and first[-end].isalnum():
+        end -= 1
+    return begin, min(end, min(map(len, texts)) - begin)
 
 
 def _common(texts: Sequence[str]) -> int:
@@ -269,19 +296,18 @@ def boxed(
     cells = [[shown(cell) for cell in row] for row in rows]
     titles = [column.title for column in columns]
     widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
-    _fit(widths, columns, inner + len(_GAP) * (len(widths) - 1))
+    _fit(widths, range(len(widths)), inner + len(_GAP) * (len(widths) - 1))
     rules = ["─" * (one + 2) for one in widths]
     yield f"╭{'┬'.join(rules)}╮"
-    yield _boxed(titles, widths, strong)
+    yield _boxed([*map(cut, titles, widths)], widths, strong)
     yield f"├{'┼'.join(rules)}┤"
-    for row in cells:
+    for row in _cut_apart(cells, widths):
         yield _boxed(row, widths, str)
     yield f"╰{'┴'.join(rules)}╯"
 
 
 def _boxed(cells: Sequence[str], widths: Sequence[int], style: Callable[[str], str]) -> str:
-    fitted = [cut(cell, width) for cell, width in zip(cells, widths, strict=True)]
-    padded = [text + " " * (width - cell_width(text)) for text, width in zip(fitted, widths, strict=True)]
+    padded = [text + " " * (width - cell_width(text)) for text, width in zip(cells, widths, strict=True)]
     return f"│ {' │ '.join(map(style, padded))} │"
 
 
@@ -322,7 +348,7 @@ class Screen:
 
     def size(self, number: int) -> str:
         """Return a size in bytes, with a unit on a terminal: people compare sizes, programs add them."""
-        return nbytes(number) if self.is_terminal else str(number)
+        return nbytes(number) if self.is_terminal and not self.as_csv else str(number)
 
     def say(self, line: str = "") -> None:
         """Print a line for people. The caller has escaped text from files."""
@@ -472,7 +498,7 @@ csv = click.option(
 class OfEach(Generic[T]):
     """The results of the same work on several models, or the error of the only one.
 
-    A model that fails is reported, and the work continues with the next one. `tell` prints a result. After
+    A model that fails is reported, and the work continues with the next one. `report` prints a result. After
     the reader of the output closes the pipe, nothing more is printed, but the work continues: the size of a
     pipe's buffer must not decide which files are changed. The error is raised at the end.
     """
@@ -483,7 +509,7 @@ class OfEach(Generic[T]):
         models: Sequence[str],
         work: Callable[[str], T],
         is_single: bool | None = None,
-        tell: Callable[[T], None] = lambda _: None,
+        report: Callable[[T], None] = lambda _: None,
     ) -> None:
         self.is_single = len(models) == 1 if is_single is None else is_single
         self.found: list[tuple[str, T]] = []
@@ -503,7 +529,7 @@ class OfEach(Generic[T]):
                 self.status = max(self.status, status(error))
             else:
                 self.found.append((model, result))
-                closed = closed or _closed(tell, result)
+                closed = closed or _closed(report, result)
         if closed is not None:
             raise closed
 
@@ -524,10 +550,10 @@ class OfEach(Generic[T]):
         return [self._failed.get(at) or next(rest) for at in range(len(self.found) + len(self._failed))]
 
 
-def _closed(tell: Callable[[T], None], result: T) -> BrokenPipeError | None:
+def _closed(report: Callable[[T], None], result: T) -> BrokenPipeError | None:
     """Print a result. Return the error if the reader of the output has closed the pipe."""
     try:
-        tell(result)
+        report(result)
     except BrokenPipeError as error:
         return error
     return None

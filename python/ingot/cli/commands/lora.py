@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import click
 
 from ingot import lora
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, nbytes, plural, printing, shown
+from ingot.cli.screen import Column, OfEach, Screen, csv, described, nbytes, plural, printing, shown
+from ingot.cli.sources import models_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,27 +71,56 @@ def merge(
     return 0
 
 
+_COLUMNS = (
+    Column("file", named=True),
+    Column("kind"),
+    Column("names of", spare=True),
+    Column("rank"),
+    Column("alpha"),
+    Column("base"),
+    Column("modules", right=True),
+    Column("parameters", right=True, spare=True),
+)
+
+
 @command.command(short_help="Print the kind, the ranks, the alphas and the modules of adapters.")
 @arguments.several
+@csv
 @printing
 def info(screen: Screen, paths: tuple[str, ...]) -> int:
-    """Print the kind, the ranks, the alphas and the modules of adapters."""
-    found = [lora.info(path) for path in paths]
-    screen.reports(found)
-    for one in found:
-        screen.table((Column("fact"), Column("value")), _facts(one))
-    return 0
+    """Print the kind, the ranks, the alphas and the modules of an adapter.
+
+    Several paths, and a directory of several adapters, become a table with a line for each adapter. A file
+    that is no adapter is reported, and the command continues.
+    """
+    read = OfEach(screen, models_of(paths), lora.info)
+    found = [one for _, one in read.found]
+    screen.answer(described(found[0]) if read.is_single else read.in_order(map(described, found)))
+    if read.is_single and not screen.as_csv:
+        screen.table((Column("fact"), Column("value")), _facts(found[0]))
+    else:
+        screen.table(_COLUMNS, map(_row, found))
+    return read.status
+
+
+def _row(one: lora.Adapter) -> tuple[str, ...]:
+    ranks, alphas = _listed(one.ranks), _listed(one.alphas)
+    counts = str(len(one.modules)), str(one.parameters)
+    return one.path, one.kind, one.format, ranks, alphas, one.base or "", *counts
+
+
+def _listed(numbers: Iterable[float]) -> str:
+    return ", ".join(f"{one:g}" for one in numbers)
 
 
 def _facts(one: lora.Adapter) -> list[tuple[str, str]]:
     """Return the facts about an adapter, and its modules."""
-    alphas = ", ".join(f"{alpha:g}" for alpha in one.alphas) or "not stored"
     facts = [
         ("file", one.path),
         ("kind", one.kind),
         ("names of", one.format),
-        ("rank", ", ".join(map(str, one.ranks))),
-        ("alpha", alphas),
+        ("rank", _listed(one.ranks)),
+        ("alpha", _listed(one.alphas) or "not stored"),
         ("base", one.base or "unknown"),
         ("parameters", f"{one.parameters:,}"),
         *(("module", name) for name in one.modules),

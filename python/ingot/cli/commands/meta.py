@@ -319,11 +319,11 @@ def change_all(screen: Screen, changes: OfEach[Change], dry_run: bool) -> int:
         outcome, new, removed = _applied(opened(model), pairs, gone, dry_run)
         return {"path": model, "outcome": outcome, "set": sorted(new), "removed": removed}
 
-    def tell(done: dict[str, Any]) -> None:
+    def report(done: dict[str, Any]) -> None:
         counts = f"{plural(len(done['set']), 'key')} set, {len(done['removed'])} removed"
         screen.say(f"{shown(done['path'])}: {done['outcome']}: {counts}")
 
-    done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False, tell=tell)
+    done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False, report=report)
     every = changes.in_order(done.in_order(answer for _, answer in done.found))
     screen.answer({"models": every})
     return max(changes.status, done.status)
@@ -371,11 +371,11 @@ def _of_files(
             described.append({"file": file, "outcome": outcome})
         return {"files": described, "set": sorted(new), "removed": list(gone)}
 
-    def tell(done: dict[str, Any]) -> None:
+    def report(done: dict[str, Any]) -> None:
         for one in done["files"]:
             screen.say(f"{shown(one['file'])}: {one['outcome']}")
 
-    done = OfEach(screen, models, work, tell=tell)
+    done = OfEach(screen, models, work, report=report)
     answers = [{"path": model, **answer} for model, answer in done.found]
     screen.answer(done.found[0][1] if done.is_single else {"models": done.in_order(answers)})
     return done.status

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from typing import Any
 
 import click
 
 from ingot import modelspec
 from ingot._base import images
 from ingot._base.checks import is_durable
-from ingot._native import replace_file, shown_url
+from ingot._native import is_url, replace_file, shown_url, url_file_name
 from ingot.cli import arguments
 from ingot.cli.screen import (
     Column,
@@ -155,26 +157,107 @@ def _completed(screen: Screen, model: str, new: dict[str, str], with_hash: bool)
 
 
 @command.command()
-@arguments.path
-@arguments.output("The image to write.", required=True)
+@arguments.several
+@arguments.output("The image to write. With several models: the directory for their images.", required=True)
 @arguments.existing
-def thumbnail(path: str, output: str, existing: Existing) -> int:
-    """Write the thumbnail of a model to an image file."""
-    text = opened(path).metadata().get(_THUMBNAIL)
-    name = shown(shown_url(path))
+@printing
+def thumbnail(screen: Screen, paths: tuple[str, ...], output: str, existing: Existing) -> int:
+    """Write the thumbnail of a model to an image file, or the thumbnails of several models to a directory.
+
+    The thumbnail is written as it is stored, so the name of FILE must have the ending of its type. In a
+    directory, an image has the name of its model, and the ending of its type. The exit status is 1 if one of
+    several models has no thumbnail.
+    """
+    models = models_of(paths)
+    if len(models) == 1:
+        return _thumbnail_of_one(screen, models[0], output, existing)
+    _check_stems(models)
+    if os.path.exists(output) and not os.path.isdir(output):
+        raise click.UsageError(
+            f"{shown(output)}: is a file: expected a directory for the thumbnails of {len(models)} models"
+        )
+
+    def work(model: str) -> dict[str, object]:
+        image = _image(model)
+        if isinstance(image, str):
+            return {"path": shown_url(model), "error": image}
+        os.makedirs(output, exist_ok=True)
+        return _written(model, image, os.path.join(output, _file_name(model, image)), existing)
+
+    def report(done: dict[str, object]) -> None:
+        if "error" in done:
+            warn(shown(f"{done['path']}: {done['error']}"))
+        else:
+            _tell(screen, done)
+
+    read = OfEach(screen, models, work, report=report)
+    found = [done for _, done in read.found]
+    screen.answer({"models": read.in_order(found)})
+    return max(read.status, int(any("error" in done for done in found)))
+
+
+def _thumbnail_of_one(screen: Screen, model: str, output: str, existing: Existing) -> int:
+    image = _image(model)
+    if isinstance(image, str):
+        raise click.UsageError(f"{shown(shown_url(model))}: {image}")
+    if os.path.isdir(output):
+        output = os.path.join(output, _file_name(model, image))
+    stem, ending = os.path.splitext(output)
+    kind = str(images.type_of(image))
+    others = {one for endings in images.ENDINGS.values() for one in endings} - {*images.ENDINGS[kind]}
+    if ending.lower() in others:
+        better = shown(stem + images.ENDINGS[kind][0])
+        raise click.UsageError(f"{shown(output)}: the thumbnail is of type {kind}: did you mean `{better}`?")
+    done = _written(model, image, arguments.target(output, existing), existing)
+    screen.answer(done)
+    _tell(screen, done)
+    return 0
+
+
+def _image(model: str) -> bytes | str:
+    """Return the bytes of a thumbnail, or the reason for its absence."""
+    text = opened(model).metadata().get(_THUMBNAIL)
     if text is None:
-        raise click.UsageError(f"{name}: has no thumbnail")
-    head, comma, data = text.partition(",")
+        return "has no thumbnail"
+    head, _, data = text.partition(",")
     try:
         image = b64decode(data, validate=True)
     except ValueError:
         image = b""
-    if not comma or images.type_of(image) is None or not head.endswith(";base64"):
-        raise click.UsageError(f"{name}: {_THUMBNAIL} is not a data URL of a JPEG, PNG, WebP or GIF")
-    target = arguments.target(output, existing)
+    if images.type_of(image) is None or not head.endswith(";base64"):
+        return f"{_THUMBNAIL} is not a data URL of a JPEG, PNG, WebP or GIF"
+    return image
+
+
+def _written(model: str, image: bytes, target: str, existing: Existing) -> dict[str, object]:
+    existing.check(target)
     replace_file(target, [image], durable=is_durable(None), **existing._asdict())
-    click.echo(f"wrote {shown(output)}: {images.type_of(image)}, {nbytes(len(image))}")
-    return 0
+    kind, path = images.type_of(image), shown_url(model)
+    return {"path": path, "destination": target, "type": kind, "nbytes": len(image)}
+
+
+def _tell(screen: Screen, done: dict[str, Any]) -> None:
+    screen.say(f"wrote {shown(done['destination'])}: {done['type']}, {nbytes(done['nbytes'])}")
+
+
+def _check_stems(models: Sequence[str]) -> None:
+    """Refuse models whose images would have the same name."""
+    stems: dict[str, str] = {}
+    for model in models:
+        other = stems.setdefault(_stem(model), model)
+        if other != model:
+            raise click.UsageError(
+                f"{shown(other)} and {shown(model)}: their thumbnails would have the same name in a directory"
+            )
+
+
+def _stem(model: str) -> str:
+    name = url_file_name(model) if is_url(model) else os.path.basename(os.path.abspath(model))
+    return re.sub(r"(\.(safetensors|bt))?(\.index\.json)?$", "", name)
+
+
+def _file_name(model: str, image: bytes) -> str:
+    return _stem(model) + images.ENDINGS[str(images.type_of(image))][0]
 
 
 def _data_url(file: str) -> str:

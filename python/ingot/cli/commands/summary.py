@@ -86,7 +86,7 @@ def command(screen: Screen, paths: tuple[str, ...]) -> int:
 
 
 _COLUMNS = (
-    Column("file"),
+    Column("file", named=True),
     Column("kind"),
     Column("base"),
     Column("rank", whole=True),

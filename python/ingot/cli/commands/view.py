@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from shlex import quote
+
 import click
 
 from ingot._base.checks import is_durable
 from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, bar, nbytes, printing, shown
+from ingot.cli.sources import models_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ingot._base.checks import Existing
     from ingot._view.shelf import Shelf
+
+# The number of models that an error names.
+_NAMED = 5
 
 
 @arguments.command(short_help="Show a model, or compare two, in a browser.")
@@ -56,6 +63,8 @@ def command(
     --html writes a report with headers, statistics and thumbnails to a file, which a browser opens without
     this command. Without a PATH, --html writes the viewer itself, in which you can drop files.
     """
+    for path in paths:
+        _refuse_several(path)
     if html is None:
         arguments.needs("--overwrite", "--html", not existing.overwrite)
     else:
@@ -73,6 +82,21 @@ def command(
     finally:
         shelf.close()
     return 0
+
+
+def _refuse_several(path: str) -> None:
+    """Refuse a directory of several models. The page shows one model, or two."""
+    models = models_of([path])
+    if len(models) < 2:
+        return
+    names = [f"`{shown(os.path.basename(model))}`" for model in models]
+    rest = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    one, every = (shown(quote(word)) for word in (models[0], path))
+    raise click.UsageError(
+        f"{shown(path)}: is a directory of {len(models)} models, and a page shows one, or two to compare: "
+        f"{', '.join(names[:_NAMED])}{rest}: "
+        f"type `ingot view {one}`, or `ingot {every}` for a table of all"
+    )
 
 
 def _wait() -> None:
