@@ -9,7 +9,7 @@ const NUMBER = /(?<![^._])[0-9]+(?![^._])/g;
 const MAIN_SHARE = 0.9;
 
 /**
- * Returns what a file is: `kind`, `base`, `rank`, `packing` and `dtype`, null where the tensors do not show them, and
+ * Returns what a file is: `kind`, `base`, `rank`, `alpha`, `packing` and `dtype`, null where the tensors do not show them, and
  * `text`, all of it in one line. `metadata` is an object; `beside` has the contents of `config.json` and
  * `adapter_config.json`, as far as they exist.
  */
@@ -33,7 +33,7 @@ export function kindOf(tensors, metadata, beside) {
     packing,
     ...notes,
   ], dtype);
-  return { kind, base, rank: null, packing, dtype, text };
+  return { kind, base, rank: null, alpha: null, packing, dtype, text };
 }
 
 /** What the model of a table is. The configuration of its folder may be for another file. */
@@ -255,14 +255,15 @@ function describedAdapter({ kind, ranks, implied }, tensors, names, texts) {
   const rankText = rank &&
     (least === most ? `rank ${least}` : `rank ${least} to ${most}`);
   const dtype = mainDtype(tensors);
+  const [alpha, alphaText] = alphaOf(names, texts);
   const text = joined([
     kind,
     rankText,
     shown ?? "base unknown",
-    alphaOf(names, texts),
+    alphaText,
     ...notes,
   ], dtype);
-  return { kind, base, rank, packing: null, dtype, text };
+  return { kind, base, rank, alpha, packing: null, dtype, text };
 }
 
 function alphaOf(names, texts) {
@@ -272,10 +273,10 @@ function alphaOf(names, texts) {
       ["string", "number"].includes(typeof value) &&
       /^[0-9]+(\.[0-9]+)?$/.test(String(value))
     ) {
-      return `alpha ${value} (${file === "metadata" ? key : file})`;
+      return [Number(value), `alpha ${value} (${file === "metadata" ? key : file})`];
     }
   }
-  return any(rules.alphas, names) ? "alpha stored" : "alpha not stored";
+  return any(rules.alphas, names) ? ["stored", "alpha stored"] : [null, "alpha not stored"];
 }
 
 function unpacked(names, tensors) {

@@ -39,8 +39,10 @@ def folder(tmp_path: Path) -> Path:
 def test_summary_of_a_folder_is_a_table_in_natural_order(folder: Path) -> None:
     rows = good(folder).rows()
     assert [row[0].rpartition("/")[2] for row in rows] == [f"style{n}.safetensors" for n in (1, 2, 10)]
-    assert [row[1:5] for row in rows] == [["LoRA", "Stable Diffusion 1.x", str(n), "F16"] for n in (1, 2, 10)]
-    assert [row[6] for row in rows] == ["Style 1", "Style 2", "Style 10"]
+    assert [row[1:6] for row in rows] == [
+        ["LoRA", "Stable Diffusion 1.x", str(n), "", "F16"] for n in (1, 2, 10)
+    ]
+    assert [row[7] for row in rows] == ["Style 1", "Style 2", "Style 10"]
 
 
 def test_summary_of_several_paths_as_json_and_csv(folder: Path) -> None:
@@ -51,6 +53,25 @@ def test_summary_of_several_paths_as_json_and_csv(folder: Path) -> None:
     ]
     table = [*csv.DictReader(io.StringIO(good(*paths, "--csv").out))]
     assert [row["title"] for row in table] == ["Style 1", "Style 10", "Style 2"]
+
+
+def test_summary_has_the_same_rank_and_alpha_as_json_and_csv(tmp_path: Path) -> None:
+    parts = {"down": (16, 768), "up": (320, 16)}
+    other = {f"{MODULE}_1.lora_{part}.weight": numpy.zeros(shape, "f2") for part, shape in parts.items()}
+    for number, metadata in enumerate(({"ss_network_alpha": "8"}, None)):
+        path = lora(tmp_path / f"{number}.safetensors", 4, metadata)
+        tensors = {**ingot.numpy.load_file(path), **other, f"{MODULE}.alpha": numpy.zeros((), "f4")}
+        save_file(tensors, path, metadata, overwrite=True)
+    models = good(tmp_path, "--json").json()["models"]
+    assert [(one["rank"], one["alpha"]) for one in models] == [([4, 16], 8), ([4, 16], "stored")]
+    table = [*csv.DictReader(io.StringIO(good(tmp_path, "--csv").out))]
+    expected = {*models[0]} - {"rank", "text"} | {"min_rank", "max_rank"}
+    assert [{*row} for row in table] == [expected] * 2
+    assert [(row["min_rank"], row["max_rank"], row["alpha"]) for row in table] == [
+        ("4", "16", "8"),
+        ("4", "16", "stored"),
+    ]
+    assert [row[3:5] for row in good(tmp_path).rows()] == [["4–16", "8"], ["4–16", "stored"]]
 
 
 def test_summary_lists_a_model_once(folder: Path) -> None:
@@ -174,7 +195,7 @@ def test_names_lose_what_all_of_them_have_first() -> None:
 
 def test_csv_on_a_terminal_has_bytes(folder: Path) -> None:
     lines = in_a_terminal(folder.name, "--csv", folder=folder.parent, columns=200).out.splitlines()
-    sizes = [row["size"] for row in csv.DictReader(lines)]
+    sizes = [row["nbytes"] for row in csv.DictReader(lines)]
     assert sizes == [str((folder / f"style{number}.safetensors").stat().st_size) for number in (1, 2, 10)]
 
 

@@ -60,6 +60,11 @@ def test_kind_names_its_sources() -> None:
         said.text
         == "LoRA, rank 4, Stable Diffusion XL (ss_base_model_version), alpha 2 (ss_network_alpha), F16"
     )
+    assert (kind(tensors).alpha, said.alpha, kind({**tensors, "unet.x.alpha": ()}).alpha) == (
+        None,
+        2,
+        "stored",
+    )
 
 
 def test_kind_reports_metadata_that_contradicts_the_tensors() -> None:
@@ -96,7 +101,7 @@ def test_kind_reports_a_configuration_that_the_rules_do_not_know(model_type: str
     ids=["none", "scalar", "newline", "no name", "half of a pair", "too many forms"],
 )
 def test_kind_says_nothing_of_unknown_tensors(tensors: dict[str, tuple[int, ...]]) -> None:
-    assert kind(tensors) == Kind(None, None, None, None, "F16" if said_dtype(tensors) else None, "")
+    assert kind(tensors) == Kind(None, None, None, None, None, "F16" if said_dtype(tensors) else None, "")
 
 
 def said_dtype(tensors: dict[str, tuple[int, ...]]) -> bool:

@@ -40,6 +40,8 @@ class Kind(NamedTuple):
     """The architecture. Of an adapter, the architecture that it adapts."""
     rank: tuple[int, int] | None
     """The least and the greatest rank of an adapter."""
+    alpha: float | str | None
+    """The alpha of an adapter in its metadata or configuration, or "stored" if only its tensors have it."""
     packing: str | None
     """The quantisation."""
     dtype: str | None
@@ -80,7 +82,7 @@ def kind_of(
     details = _details(found, implied, rules) if found else []
     dtype = None if packing else _main_dtype(stored)
     parts = [*shown, base[1], *details, packing, *notes]
-    return Kind(kind, base[0], None, packing, dtype, _joined(parts, dtype))
+    return Kind(kind, base[0], None, None, packing, dtype, _joined(parts, dtype))
 
 
 def configurations(path: str) -> dict[str, dict[str, Any]]:
@@ -320,22 +322,26 @@ def _of_adapter(
     base, notes = _supported(found, texts, "adapter", rules)
     rank = (min(adapter.ranks), max(adapter.ranks)) if adapter.ranks else None
     dtype = _main_dtype(stored)
+    alpha, alpha_text = _alpha(names, texts, rules)
     parts = [
         adapter.kind,
         None if rank is None else f"rank {rank[0]}" if rank[0] == rank[1] else f"rank {rank[0]} to {rank[1]}",
         base[1] or "base unknown",
-        _alpha(names, texts, rules),
+        alpha_text,
         *notes,
     ]
-    return Kind(adapter.kind, base[0], rank, None, dtype, _joined(parts, dtype))
+    return Kind(adapter.kind, base[0], rank, alpha, None, dtype, _joined(parts, dtype))
 
 
-def _alpha(names: _Names, texts: Mapping[str, Mapping[str, Any]], rules: dict[str, Any]) -> str:
+def _alpha(
+    names: _Names, texts: Mapping[str, Mapping[str, Any]], rules: dict[str, Any]
+) -> tuple[float | str | None, str]:
+    """Return the alpha of an adapter and its text."""
     for file, key in rules["alpha"]:
         value = texts.get(file, {}).get(key)
         if isinstance(value, (str, int, float)) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", str(value)):
-            return f"alpha {value} ({file if file != 'metadata' else key})"
-    return "alpha stored" if _any(rules["alphas"], names) else "alpha not stored"
+            return float(value), f"alpha {value} ({file if file != 'metadata' else key})"
+    return ("stored", "alpha stored") if _any(rules["alphas"], names) else (None, "alpha not stored")
 
 
 def _unpacked(names: _Names, stored: Sequence[Tensor], rules: dict[str, Any]) -> tuple[str | None, _Names]:

@@ -109,6 +109,10 @@ def program() -> None:
     sharded checkpoint, or a URL. `ingot PATH`, `ingot ls` and `ingot convert` also read other formats. Type
     ./ls for a file that has the name of a command.
 
+    Tables on a terminal have titles and fit its width. In a pipe, as with `ls` and `gh`, they have no titles:
+    each line is a row with tabs between its cells, and nothing is cut. --json and --csv print titles and all
+    facts for programs.
+
     \b
     Exit status:
       0    success

@@ -63,8 +63,12 @@ def command(screen: Screen, paths: tuple[str, ...]) -> int:
     The kind is what the names and shapes of the tensors show: a LoRA and its rank, a language model and its
     size, a quantisation. Also summarises files that `ingot convert` reads. Only headers are read.
 
-    Several paths, and a directory of several models, become a table with a line for each model. --csv and
-    --json print it for programs. The exit status is the greatest of all paths.
+    Several paths, and a directory of several models, become a table with a line for each model. The exit
+    status is the greatest of all paths.
+
+    --json and --csv print the same facts for programs. rank is the least and the greatest rank of an adapter:
+    a list in JSON, and the columns min_rank and max_rank in CSV. alpha is a number if the metadata or the
+    configuration has it, or `stored` if only the tensors have it, which `ingot lora info` reads.
     """
     models = models_of(paths)
     if len(paths) > 1 or models != [*paths] or screen.as_csv:
@@ -90,10 +94,13 @@ _COLUMNS = (
     Column("kind"),
     Column("base"),
     Column("rank", whole=True),
+    Column("alpha", whole=True, spare=True),
     Column("dtype", spare=True),
     Column("size", right=True),
     Column("title", spare=True),
 )
+# The keys of --json. The rank is two columns, since a cell of CSV has one value.
+_FIELDS = ("path", "kind", "base", "min_rank", "max_rank", "alpha", "packing", "dtype", "nbytes", "title")
 # Keys with the title of a model, the best first.
 _TITLES = ("modelspec.title", "title", "ss_output_name")
 
@@ -110,9 +117,9 @@ def _table(screen: Screen, models: Sequence[str]) -> int:
             greatest = max(greatest, status(error))
             continue
         every.append(facts)
-        rows.append(_cells(screen, facts))
+        rows.append(_values(facts) if screen.as_csv else _cells(screen, facts))
     screen.answer({"models": every})
-    screen.table(_COLUMNS, rows)
+    screen.table([*map(Column, _FIELDS)] if screen.as_csv else _COLUMNS, rows)
     return greatest
 
 
@@ -125,9 +132,17 @@ def _row(model: str) -> dict[str, Any]:
     return {"path": source.path, **found._asdict(), "nbytes": size, "title": title}
 
 
+def _values(facts: dict[str, Any]) -> list[str]:
+    """Return the cells of CSV."""
+    least, most = facts["rank"] or (None, None)
+    values = {**facts, "min_rank": least, "max_rank": most, "alpha": _alpha(facts["alpha"])}
+    return ["" if values[name] is None else str(values[name]) for name in _FIELDS]
+
+
 def _cells(screen: Screen, facts: dict[str, Any]) -> list[str]:
-    dtype = facts["packing"] or facts["dtype"]
-    what = (facts["kind"], facts["base"], _rank(facts["rank"]), dtype)
+    """Return the cells of a table for people."""
+    rank, dtype = _rank(facts["rank"]), facts["packing"] or facts["dtype"]
+    what = (facts["kind"], facts["base"], rank, _alpha(facts["alpha"]), dtype)
     return [facts["path"], *(cell or "" for cell in what), screen.size(facts["nbytes"]), facts["title"] or ""]
 
 
@@ -135,6 +150,10 @@ def _rank(rank: tuple[int, int] | None) -> str:
     if rank is None:
         return ""
     return str(rank[0]) if rank[0] == rank[1] else f"{rank[0]}–{rank[1]}"
+
+
+def _alpha(alpha: float | str | None) -> str | None:
+    return alpha if alpha is None or isinstance(alpha, str) else f"{alpha:g}"
 
 
 def _kind(source: Looked, infos: Sequence[Row]) -> Kind:
