@@ -116,10 +116,11 @@ class Names {
     return found.length > 0;
   }
 
+  /** How many numbers the names have at a `#` of a pattern, or null if one from 0 on is missing. */
   numbers(pattern, place) {
-    return new Set(
-      this.matching(pattern).map(({ name }) => numberIn(pattern, name, place)),
-    ).size;
+    const found = new Set(this.matching(pattern).map(({ name }) => numberIn(pattern, name, place)));
+    const isWhole = [...found.keys()].every((one) => one !== null && one < found.size);
+    return found.size > 0 && isWhole ? found.size : null;
   }
 
   length(pattern, axis) {
@@ -193,7 +194,7 @@ function detailsOf(rule, names) {
   const say = typeof rule.say === "string" ? rules[rule.say] : rule.say ?? [];
   return say.map(([text, fact]) => {
     const value = valueOf(fact, names);
-    return value === null ? null : text.replace("{}", value);
+    return value === null ? null : (String(value) === "1" ? text.replace(/s$/, "") : text).replace("{}", value);
   });
 }
 
@@ -202,7 +203,7 @@ const FACTS = {
   unless: (given, names) => any(given, names) ? null : "",
   count: (given, names) => {
     const [pattern, place = 0] = [given].flat();
-    return names.matching(pattern).length > 0 ? names.numbers(pattern, place) : null;
+    return names.numbers(pattern, place);
   },
   length: (given, names) => names.length(...given),
   ratio: ([part, whole], names) => {
@@ -213,8 +214,8 @@ const FACTS = {
 };
 
 function valueOf(fact, names) {
-  const [word] = Object.keys(fact);
-  return word === undefined ? "" : FACTS[word](fact[word], names);
+  const values = Object.keys(fact).map((word) => FACTS[word](fact[word], names));
+  return values.includes(null) ? null : values.at(-1) ?? "";
 }
 
 function adapterOf(names) {
@@ -223,7 +224,7 @@ function adapterOf(names) {
     let isConvolutional = false;
     for (const [module, parts] of groupsOf(rule.parts, names)) {
       const shape = rule.shape.map((one) => computed(one, parts));
-      if (shape.includes(null)) continue;
+      if (shape.includes(null) || !areEqual(rule, parts)) continue;
       implied.push({ name: `${module}.weight`, dtype: "", shape });
       const rank = computed(rule.rank, parts);
       if (rank !== null) ranks.push(rank);

@@ -67,6 +67,24 @@ def test_kind_names_its_sources() -> None:
     )
 
 
+def test_kind_counts_layers_of_whole_models_only() -> None:
+    layer = {
+        **{f"self_attn.{part}_proj.weight": (4096, 4096) for part in "qko"},
+        **{f"mlp.{part}_proj.weight": (11008, 4096) for part in ("gate", "down")},
+        **dict.fromkeys(("input_layernorm.weight", "post_attention_layernorm.weight"), (4096,)),
+    }
+
+    def llama(layers: tuple[int, ...], *last: str) -> str:
+        tensors = {f"model.layers.{at}.{name}": shape for at in layers for name, shape in layer.items()}
+        tensors |= {"model.embed_tokens.weight": (32000, 4096), **dict.fromkeys(last, (4096,))}
+        return kind(tensors).text
+
+    assert llama((0, 1), "model.norm.weight") == "Llama, 2 layers, hidden size 4096, F16"
+    assert llama((0,), "model.norm.weight") == "Llama, 1 layer, hidden size 4096, F16"
+    # The files of a sharded checkpoint.
+    assert llama((0, 1)) == llama((1, 2), "model.norm.weight") == "Llama, hidden size 4096, F16"
+
+
 def test_kind_reports_metadata_that_contradicts_the_tensors() -> None:
     tensors = {
         "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k.lora_down.weight": (8, 768),

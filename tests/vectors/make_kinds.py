@@ -1602,6 +1602,199 @@ def controlnet_sd_3() -> Any:
     return diffuser("SD3ControlNetModel", **{**SD3, "num_layers": 6})
 
 
+# Files that show less than they seem to, and models of families that the rules do not know.
+
+
+@file(kind="LoRA with its base", base=None, rank=[8, 8])
+def peft_llama_with_its_base() -> Any:
+    base = transformer("llama", "BF16", **LLAMA1B)
+    adapted = renamed(base, (r"(q_proj|v_proj)\.weight", r"\1.base_layer.weight"))
+    factors = peft_names(base, r"(q_proj|v_proj)\.weight", 8, "base_model.model.", ".default")
+    return {**prefixed("base_model.model.", adapted), **factors}
+
+
+@file(kind="language model", base="Llama", rank=None)
+def llama_first_of_two_files() -> Any:
+    found = transformer("llama", "BF16", **LLAMA3)
+    return {name: spec for name, spec in found.items() if re.search(r"embed_tokens|layers\.1?[0-9]\.", name)}
+
+
+@file(kind=None, base=None, rank=None)
+def lora_of_other_ranks() -> Any:
+    return {"x.lora_down.weight": ("F16", (4, 320)), "x.lora_up.weight": ("F16", (320, 8))}
+
+
+@file(kind="LoRA", base="Stable Diffusion XL or Kolors", rank=[8, 8])
+def diffusers_sdxl_or_kolors() -> Any:
+    return peft_names(sdxl_unet(), r"attn\d\.to_[kv]\.weight", 8, "unet.")
+
+
+@file(kind="LoRA", base="Stable Diffusion XL", rank=[8, 8])
+def diffusers_sdxl_with_metadata() -> Any:
+    beside = {"metadata": {"modelspec.architecture": "stable-diffusion-xl-v1-base/lora"}}
+    return diffusers_sdxl_or_kolors(), beside
+
+
+@file(kind="LoRA", base="Stable Diffusion 2.x or others", rank=[4, 4])
+def diffusers_sd_2_or_video() -> Any:
+    found = diffuser("UNet2DConditionModel", cross_attention_dim=1024)
+    return peft_names(found, r"attn\d\.to_[kv]\.weight", 4, "unet.")
+
+
+@file(kind="IA3 adapter", base=None, rank=None)
+def ia3_of_llama() -> Any:
+    found: Shapes = {}
+    for at in range(16):
+        layer = f"base_model.model.model.layers.{at}."
+        found |= {f"{layer}self_attn.{part}_proj.ia3_l": ("F32", (512, 1)) for part in "kv"}
+        found[f"{layer}mlp.down_proj.ia3_l"] = "F32", (1, 8192)
+    return found
+
+
+@file(kind="OFT adapter", base=None, rank=None)
+def lycoris_boft_sdxl() -> Any:
+    found: Shapes = {}
+    for name, _ in modules(ldm_unet(sdxl_unet()), r"attn1\.to_q\.weight"):
+        stem = "lora_unet_" + name.replace(".", "_")
+        found |= {f"{stem}.oft_blocks": ("F16", (2, 4, 160, 160)), f"{stem}.alpha": ("F16", ())}
+    return found
+
+
+@file(kind="VeRA adapter", base=None, rank=None)
+def vera_of_llama() -> Any:
+    found: Shapes = {"base_model.vera_A": ("F32", (256, 2048)), "base_model.vera_B": ("F32", (2048, 256))}
+    for at in range(16):
+        stem = f"base_model.model.model.layers.{at}.self_attn.q_proj.vera_lambda_"
+        found |= {f"{stem}b": ("F32", (2048,)), f"{stem}d": ("F32", (256,))}
+    return found
+
+
+@file(kind="ControlNet-LoRA", base="Stable Diffusion XL", rank=None)
+def control_lora_sdxl() -> Any:
+    found: Shapes = {"lora_controlnet": ("F16", ()), "input_hint_block.0.weight": ("F16", (16, 3, 3, 3))}
+    for name, shape in modules(ldm_unet(sdxl_unet()), r"^input_blocks.*attn\d\.to_[qkv]\.weight"):
+        found |= {f"{name}.up": ("F16", (shape[0], 128)), f"{name}.down": ("F16", (128, shape[1]))}
+    return found | {f"zero_convs.{at}.0.weight": ("F16", (320, 320, 1, 1)) for at in range(3)}
+
+
+@file(kind=None, base=None, rank=None)
+def bros_base() -> Any:
+    return transformer("bros", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def lighton_ocr() -> Any:
+    return transformer("lighton_ocr", "BF16", "AutoModelForImageTextToText")
+
+
+@file(kind=None, base=None, rank=None)
+def idefics() -> Any:
+    return transformer("idefics", "F16", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def mlcd() -> Any:
+    return transformer("mlcd_vision_model", "F16", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def controlnet_xs_sd_2() -> Any:
+    return diffuser("ControlNetXSAdapter")
+
+
+@file(kind=None, base=None, rank=None)
+def mamba_130m() -> Any:
+    return transformer("mamba", "F32", num_hidden_layers=24)
+
+
+@file(kind=None, base=None, rank=None)
+def rwkv_4_169m() -> Any:
+    return transformer("rwkv", "F32", hidden_size=768, num_hidden_layers=12)
+
+
+@file(kind=None, base=None, rank=None)
+def pythia_410m() -> Any:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    return transformer("gpt_neox", "F16", num_attention_heads=16, vocab_size=50304, **sizes)
+
+
+@file(kind=None, base=None, rank=None)
+def phi_3_mini() -> Any:
+    return transformer("phi3", "BF16")
+
+
+@file(kind=None, base=None, rank=None)
+def falcon_7b() -> Any:
+    return transformer("falcon", "BF16")
+
+
+@file(kind=None, base=None, rank=None)
+def opt_125m() -> Any:
+    return transformer("opt", "F16")
+
+
+@file(kind=None, base=None, rank=None)
+def bloom_560m() -> Any:
+    return transformer("bloom", "F16", hidden_size=1024, n_layer=24, n_head=16)
+
+
+@file(kind=None, base=None, rank=None)
+def starcoder2_3b() -> Any:
+    return transformer("starcoder2", "BF16")
+
+
+@file(kind=None, base=None, rank=None)
+def command_r() -> Any:
+    return transformer("cohere", "BF16")
+
+
+@file(kind="language model", base="Llama, Mistral or others", rank=None)
+def granite_3_8b() -> Any:
+    sizes = {"hidden_size": 4096, "intermediate_size": 12800, "num_hidden_layers": 40, "vocab_size": 49155}
+    return transformer("granite", "BF16", num_key_value_heads=8, **sizes)
+
+
+@file(kind="language model", base="Llama, Mistral or others", rank=None)
+def yi_6b() -> Any:
+    return transformer("llama", "BF16", **{**LLAMA2, "vocab_size": 64000, "num_key_value_heads": 4})
+
+
+@file(kind=None, base=None, rank=None)
+def distilbert_base() -> Any:
+    return transformer("distilbert", "F32", "AutoModelForMaskedLM")
+
+
+@file(kind=None, base=None, rank=None)
+def deberta_v3_base() -> Any:
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "vocab_size": 128100}
+    return transformer("deberta-v2", "F32", "AutoModel", num_attention_heads=12, **sizes)
+
+
+@file(kind=None, base=None, rank=None)
+def bart_large() -> Any:
+    return transformer("bart", "F32", "AutoModelForSeq2SeqLM")
+
+
+@file(kind=None, base=None, rank=None)
+def wav2vec2_base() -> Any:
+    return transformer("wav2vec2", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def siglip_base() -> Any:
+    return transformer("siglip", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def dinov2_base() -> Any:
+    return transformer("dinov2", "F32", "AutoModel")
+
+
+@file(kind=None, base=None, rank=None)
+def gpt_oss_20b() -> Any:
+    return transformer("gpt_oss", "BF16", num_hidden_layers=24, num_local_experts=32)
+
+
 if __name__ == "__main__":
     for name in sys.argv[1:] or FILES:
         text = json.dumps(FILES[name](), indent=1) + "\n"

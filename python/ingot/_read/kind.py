@@ -164,9 +164,10 @@ class _Names:
                 found = [tensor for tensor in found if (_number(pattern, tensor.name, 0) or 0) >= least]
         return bool(found)
 
-    def numbers(self, pattern: str, place: int) -> int:
-        """Return how many numbers the names have at a `#` of a pattern."""
-        return len({_number(pattern, tensor.name, place) for tensor in self.matching(pattern)})
+    def numbers(self, pattern: str, place: int) -> int | None:
+        """Return how many numbers the names have at a `#` of a pattern. None if one from 0 on is missing."""
+        found = {_number(pattern, tensor.name, place) for tensor in self.matching(pattern)}
+        return len(found) if found and found == {*range(len(found))} else None
 
     def length(self, pattern: str, axis: int) -> int | None:
         """Return the length along an axis, if all tensors of a pattern have the same."""
@@ -247,18 +248,19 @@ def _details(rule: Mapping[str, Any], names: _Names, rules: dict[str, Any]) -> l
     for text, fact in rules[say] if isinstance(say, str) else say:
         value = _value(fact, names, rules)
         if value is not None:
-            found.append(text.replace("{}", value))
+            found.append((text.removesuffix("s") if value == "1" else text).replace("{}", value))
     return found
 
 
 def _value(fact: Mapping[str, Any], names: _Names, rules: dict[str, Any]) -> str | None:
     """Return the value of a fact as text, or None if it is not to be said."""
     for word, given in fact.items():
-        if word in ("if", "unless"):
-            return "" if _any(given, names) == (word == "if") else None
+        if word in ("if", "unless") and _any(given, names) != (word == "if"):
+            return None
         if word == "count":
             pattern, place = (given, 0) if isinstance(given, str) else given
-            return str(names.numbers(pattern, place)) if names.matching(pattern) else None
+            number = names.numbers(pattern, place)
+            return None if number is None else str(number)
         if word == "length":
             length = names.length(*given)
             return None if length is None else str(length)
@@ -289,7 +291,7 @@ def _adapter(names: _Names, rules: dict[str, Any]) -> _Adapter | None:
         implied, ranks, is_convolutional = [], [], False
         for module, parts in groups.items():
             shape = tuple(_computed(one, parts) for one in rule["shape"])
-            if None in shape:
+            if None in shape or not _are_equal(rule, parts):
                 continue
             implied.append(Tensor(f"{module}.weight", "", shape))
             ranks += [rank for rank in [_computed(rule["rank"], parts)] if rank is not None]
