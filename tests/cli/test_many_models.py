@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sys
 from pathlib import Path
 
 import numpy
@@ -82,6 +84,16 @@ def test_summary_lists_a_model_once(folder: Path) -> None:
     assert len(good("hash", *again).rows()) == 3
     models = good("meta", "set", *again, "author=me", "--json").json()["models"]
     assert len(models) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are not any bytes")
+def test_folder_may_have_names_that_are_not_utf_8(folder: Path) -> None:
+    data = (folder / "style1.safetensors").read_bytes()
+    for name in (b"caf\xe9.safetensors", b"caf\xe8.safetensors"):
+        Path(os.fsdecode(bytes(folder) + b"/" + name)).write_bytes(data)
+    assert [row[0].rpartition("/")[2][:9] for row in good(folder).rows()][:2] == ["caf\\udce8", "caf\\udce9"]
+    for words in (["hash"], ["ls"], ["check"], ["lora", "info"], ["meta", "clean"]):
+        assert "caf\\udce9" in good(*words, folder).out
 
 
 def test_csv_quotes_and_escapes(tmp_path: Path) -> None:

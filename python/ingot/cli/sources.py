@@ -164,7 +164,14 @@ def _models_in(path: str) -> list[str]:
     read = (ShardIndex.read(os.path.join(path, name)) for name in indexes)
     shards = {shard for index in read if index for shard in index.weight_map().values()}
     models = [name for name in names if name.endswith((_INDEX, ".safetensors", ".bt")) and name not in shards]
-    return [os.path.join(path, name) for name in in_natural_order(models)]
+    return [os.path.join(path, name) for name in _in_order(models)]
+
+
+def _in_order(names: Sequence[str]) -> list[str]:
+    """Return names of files in natural order. Bytes that are not UTF-8 are ordered by their escapes."""
+    texts = {name: name.encode(errors="backslashreplace").decode() for name in names}
+    ranks = {text: rank for rank, text in enumerate(in_natural_order([*texts.values()]))}
+    return sorted(names, key=lambda name: ranks[texts[name]])
 
 
 def is_model(word: str) -> bool:
