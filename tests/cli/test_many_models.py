@@ -146,6 +146,25 @@ def test_listing_continues_after_a_broken_file(folder: Path, words: list[str], a
         assert [one["path"] for one in listed if "error" in one] == [str(broken)]
 
 
+def test_verify_of_a_folder_continues_after_a_broken_file(tmp_path: Path) -> None:
+    for number in range(3):
+        save_file({"w": numpy.zeros(2)}, tmp_path / f"{number}.safetensors", checksums=True)
+    assert good("verify", tmp_path).out.count(": ok: ") == 3
+    (tmp_path / "1.safetensors").write_bytes(b"\xff" * 20)
+    ended = run("verify", tmp_path, "--json")
+    assert ended.code == 1
+    assert ["error" in one for one in ended.json()] == [False, True, False]
+
+
+def test_columns_of_one_width_are_narrowed_alike(tmp_path: Path) -> None:
+    for number in range(2):
+        save_file({f"{'a' * 30}{at}": numpy.zeros(2) for at in range(2)}, tmp_path / f"{'b' * 20}{number}.bt")
+    ended = in_a_terminal("ls", tmp_path.name, folder=tmp_path.parent, columns=60, NO_COLOR="1")
+    title = ended.out.splitlines()[0]
+    model, name = title.index("name"), title.index("dtype") - title.index("name")
+    assert abs(model - name) <= 8, title
+
+
 def test_hash_rejects_an_unknown_algorithm_once(folder: Path) -> None:
     found = run("hash", folder, "-a", "sha255")
     assert found.code == 2

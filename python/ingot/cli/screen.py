@@ -156,15 +156,16 @@ def _over(widths: Sequence[int], width: int) -> int:
 
 def _fit(widths: list[int], text: Sequence[int], width: int) -> None:
     """Narrow the widest of the columns at `text` until the table fits into `width`."""
-    over = _over(widths, width)
-    while over > 0 and text:
-        widest = max(text, key=widths.__getitem__)
-        if widths[widest] <= _NARROWEST:
+    while text and (over := _over(widths, width)) > 0:
+        most = max(widths[at] for at in text)
+        widest = [at for at in text if widths[at] == most]
+        if most <= _NARROWEST:
             return
-        second = max((widths[at] for at in text if widths[at] < widths[widest]), default=_NARROWEST)
-        taken = min(over, widths[widest] - max(second, _NARROWEST)) or 1
-        widths[widest] -= taken
-        over -= taken
+        second = max((widths[at] for at in text if widths[at] < most), default=_NARROWEST)
+        # Columns of one width are narrowed alike.
+        taken = min(-(-over // len(widest)), most - max(second, _NARROWEST))
+        for at in widest:
+            widths[at] -= taken
 
 
 def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:

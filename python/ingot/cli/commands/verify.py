@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ingot._native import shown_url
 from ingot._read.digest import Verification, verify
 from ingot.cli import arguments
-from ingot.cli.screen import Screen, bar, printing, shown
+from ingot.cli.screen import OfEach, Screen, bar, described, printing, shown
+from ingot.cli.sources import models_of
 
 
 @arguments.command(short_help="Compare files with their digests.")
@@ -17,17 +20,26 @@ def command(screen: Screen, paths: tuple[str, ...], expected_sha256: str | None)
 
     Digests come from the metadata (`save_file(checksums=...)`, or modelspec.hash_sha256), from the name of a
     file in the Hugging Face cache, and from --expected-sha256. A file without a digest fails.
+
+    With several paths, and for a directory of several models, all of them are compared.
     """
-    if len(paths) > 1:
+    models = models_of(paths)
+    if max(len(paths), len(models)) > 1:
         arguments.exclude("--expected-sha256", "several files", expected_sha256)
-    reports: list[Verification] = []
-    for path in paths:
+
+    def work(model: str) -> tuple[str, Verification]:
         with bar(screen, "Verifying") as tell:
-            found = verify(path, expected_sha256=expected_sha256, raises=False, progress=tell)
-        reports.append(found)
-        for source, report in (found.shards or {shown_url(path): found}).items():
-            # The other lines are about tensors without a digest, which do not matter if the file has one.
-            for line in report._lines()[: 1 if report.ok else None]:
-                screen.say(f"{shown(source)}: {line}")
-    screen.reports(reports)
-    return 0 if all(reports) else 1
+            return model, verify(model, expected_sha256=expected_sha256, raises=False, progress=tell)
+
+    read = OfEach(screen, models, work, report=partial(_print, screen))
+    found = [one for _, (_, one) in read.found]
+    screen.answer(described(found[0]) if read.is_single else read.in_order(map(described, found)))
+    return max(read.status, 0 if all(found) else 1)
+
+
+def _print(screen: Screen, verified: tuple[str, Verification]) -> None:
+    model, found = verified
+    for source, report in (found.shards or {shown_url(model): found}).items():
+        # The other lines are about tensors without a digest, which do not matter if the file has one.
+        for line in report._lines()[: 1 if report.ok else None]:
+            screen.say(f"{shown(source)}: {line}")
