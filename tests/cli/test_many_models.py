@@ -165,6 +165,14 @@ def test_columns_of_one_width_are_narrowed_alike(tmp_path: Path) -> None:
     assert abs(model - name) <= 8, title
 
 
+def test_ls_of_a_folder_selects_tensors_that_some_models_have(folder: Path) -> None:
+    save_file({"w": numpy.zeros(2)}, folder / "other.safetensors")
+    assert [row[1] for row in good("ls", folder, "--keys", "w").rows()] == ["w"]
+    ended = run("ls", folder, "--keys", "nope")
+    assert ended.code == 2
+    assert ended.err.startswith("error: 4 models: no tensor has a name of --keys and --drop")
+
+
 def test_hash_rejects_an_unknown_algorithm_once(folder: Path) -> None:
     found = run("hash", folder, "-a", "sha255")
     assert found.code == 2

@@ -184,6 +184,15 @@ def test_change_of_many_is_complete_after_a_closed_pipe(
     assert all(metadata(path) != pairs for path, pairs in headers.items())
 
 
+def test_change_of_many_is_refused_before_any_change(folder: Path, tmp_path: Path) -> None:
+    save_file({"a": numpy.zeros(1000), "b": numpy.zeros(1000)}, tmp_path / "whole.safetensors")
+    ingot.split(tmp_path / "whole.safetensors", folder, "8KB", filename_pattern="z{suffix}.safetensors")
+    ended = run("meta", "set", folder, "total_size=big")
+    assert (ended.code, ended.out) == (2, "")
+    assert "`total_size` is not text, but must be" in ended.err
+    assert "total_size" not in metadata(folder / "a.safetensors")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no FIFO")
 def test_modelspec_thumbnail_does_not_wait_for_a_pipe(folder: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")

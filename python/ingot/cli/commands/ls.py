@@ -8,8 +8,9 @@ from operator import attrgetter
 import click
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, OfEach, Screen, csv, printing, shape
+from ingot.cli.screen import Column, OfEach, Screen, csv, plural, printing, shape
 from ingot.cli.sources import chosen, looked_into, models_of
+from ingot.errors import TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def command(
     """List the tensors with their dtypes and shapes.
 
     Also lists the tensors of files that `ingot convert` reads. Only headers are read.
-    With several models, the first column is the model.
+    With several models, the first column is the model, and a name that no model has is an error.
     """
     models = models_of(paths)
     if len(models) > 1:
@@ -70,13 +71,20 @@ def _of_models(
     screen: Screen, models: Sequence[str], long: bool, listed: Callable[[Looked], Sequence[Row]]
 ) -> int:
     """Print the tensors of several models as one table."""
+    missing: list[str] = []
 
     def look(model: str) -> tuple[Looked, Sequence[Row]]:
         source = looked_into(model)
-        return source, listed(source)
+        try:
+            return source, listed(source)
+        except TensorNotFoundError:
+            missing.append(model)
+            return source, ()
 
     looked = OfEach(screen, models, look)
     found = [both for _, both in looked.found]
+    if missing and len(missing) == len(found):
+        raise click.UsageError(f"{plural(len(missing), 'model')}: no tensor has a name of --keys and --drop")
     if screen.as_json:
         every = [
             {"path": one.path, "tensors": [described(one, info) for info in infos]} for one, infos in found

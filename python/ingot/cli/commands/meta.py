@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import click
@@ -17,6 +18,7 @@ from ingot._write import rearrange
 from ingot.cli import arguments
 from ingot.cli.screen import Column, OfEach, Screen, csv, plural, printing, shown
 from ingot.cli.sources import opened
+from ingot.errors import SafetensorError
 
 from .summary import abridged
 
@@ -312,6 +314,10 @@ def change_all(screen: Screen, changes: OfEach[Change], dry_run: bool) -> int:
     if changes.is_single:
         model, (pairs, gone) = changes.found[0]
         return change(screen, model, pairs, gone, dry_run)
+    for model, (pairs, gone) in changes.found:
+        # Before any model is changed. The work on the model reports other errors.
+        with suppress(SafetensorError, OSError):
+            _check_texts(opened(model), pairs, gone)
     rest = iter(changes.found)
 
     def work(model: str) -> dict[str, Any]:
@@ -333,16 +339,22 @@ def _applied(
     source: Source, pairs: dict[str, str], gone: Sequence[str], dry_run: bool
 ) -> tuple[str, dict[str, str], list[str]]:
     """Change the metadata. Return the outcome, the pairs that were new, and the keys that were removed."""
-    before, texts = source.metadata(), source.texts()
-    for key in before.keys() - texts.keys():
-        if key in gone or pairs.get(key, before[key]) != before[key]:
-            raise click.UsageError(f"{shown(source.path)}: `{shown(key)}` is not text, but must be")
+    before = source.metadata()
+    _check_texts(source, pairs, gone)
     new = {key: text for key, text in pairs.items() if before.get(key) != text}
     removed = [key for key in gone if key in before]
     outcome = "dry-run" if dry_run else "unchanged"
     if not dry_run and (new or removed):
         outcome = _changed(source, new, removed)
     return outcome, new, removed
+
+
+def _check_texts(source: Source, pairs: Mapping[str, str], gone: Sequence[str]) -> None:
+    """Refuse to change the values of an index that are not text."""
+    before, texts = source.metadata(), source.texts()
+    for key in before.keys() - texts.keys():
+        if key in gone or pairs.get(key, before[key]) != before[key]:
+            raise click.UsageError(f"{shown(source.path)}: `{shown(key)}` is not text, but must be")
 
 
 def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
