@@ -241,6 +241,7 @@ def test_csv_on_a_terminal_has_bytes(folder: Path) -> None:
 def test_lora_info_of_a_folder_is_a_table(folder: Path) -> None:
     rows = good("lora", "info", folder).rows()
     assert [row[1:5] for row in rows] == [["LoRA", "kohya", str(rank), ""] for rank in (1, 2, 10)]
+    assert {row[5] for row in rows} == {"Stable Diffusion 1.x"}
     (folder / "style3.safetensors").write_bytes(b"\xff" * 20)
     save_file({"w": numpy.zeros(2)}, folder / "vae.safetensors")
     ended = run("lora", "info", folder, "--json")

@@ -90,6 +90,7 @@ class Adapter(Report):
         added as it is.
     base : str or None
         The name of the model that the adapter was trained on, as the configuration or the metadata has it.
+        Otherwise the architecture that names and shapes show, such as ``"Stable Diffusion XL"``.
     modules : tuple of str
         The names of the modules that the adapter changes.
     whole : tuple of str

@@ -18,7 +18,7 @@ from ingot._base.text import _escaped, _quoted, brief, located
 from ingot._native import Checkpoint, TensorInfo, fetch_beside, is_url
 from ingot._read.config import CONFIG_NBYTES, ConfigFile, file_beside
 from ingot._read.door import open_source
-from ingot._read.kind import ADAPTER_CONFIG
+from ingot._read.kind import ADAPTER_CONFIG, kind_of
 from ingot._read.select import Wanted
 from ingot.errors import AdapterError
 from ingot.typing import Source
@@ -169,10 +169,11 @@ class Adapter:
 
     @property
     def base(self) -> str | None:
-        """The name of the model that the adapter was trained on."""
+        """The name of the model that the adapter was trained on, or the architecture that the shapes show."""
         keys = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name")
         names = (self.config.get("base_model_name_or_path"), *map(self.metadata.get, keys))
-        return next((name for name in names if isinstance(name, str) and name), None)
+        known = next((name for name in names if isinstance(name, str) and name), None)
+        return known or kind_of(self.checkpoint.infos(), self.metadata, {}).base
 
     def _sort(self, infos: Iterator[TensorInfo]) -> None:
         """Assign each tensor to its module."""
