@@ -167,7 +167,7 @@ def test_programs_of_a_page_run_in_order(
     if "hf://" in "".join(programs(page)):
         pytest.importorskip("torch")
         request.getfixturevalue("far")
-    if page.stem == "stores":
+    if page.stem in ("stores", "deltas"):
         pytest.importorskip("torch")
         request.getfixturevalue("store")
     monkeypatch.chdir(tmp_path)
