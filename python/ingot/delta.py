@@ -21,10 +21,11 @@ from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 from . import _native
-from ._base.checks import counted
+from ._base.checks import counted, format_for
 from ._base.options import Loading, Saving, argument, checked, takes
 from ._base.progress import Several, reporting_on
 from ._base.report import Report
+from ._base.text import _escaped
 from ._native import Checkpoint, Patch, is_url, local_path
 from ._read.door import open_checkpoint
 from ._write.shards import Place, aside
@@ -174,7 +175,7 @@ def diff(
     other : ingot.typing.Source
         The new version, likewise. Tensors may be added or removed, or have other dtypes or shapes.
     destination : str, bytes or os.PathLike
-        Where to write the patch. An existing file stays until the patch is complete.
+        Where to write the patch, a ``.safetensors`` file. An existing file stays until the patch is complete.
     step : int, optional
         The step of the training that made the new version, for `info`.
     **options
@@ -188,7 +189,8 @@ def diff(
         Both versions have the same header with digests of all tensors, and the data of one of them is corrupt
         (``code`` is ``"digest-mismatch"``). Nothing was written.
     TypeError, OptionError
-        An argument has a wrong type or value.
+        An argument has a wrong type or value, or `destination` ends with ``.bt`` (``code`` is
+        ``"patch-name"``).
 
     Notes
     -----
@@ -200,7 +202,7 @@ def diff(
     --------
     >>> ingot.delta.diff("model.safetensors", "tuned.safetensors", "patch.safetensors")
     """
-    given = checked(diff, locals(), step=partial(counted, "step", or_none=True))
+    given = checked(diff, locals(), destination=_patch_path, step=partial(counted, "step", or_none=True))
     how, saving = Loading.among(given), Saving.among(diff, given)
     base, new = given["source"], given["other"]
     with (
@@ -341,7 +343,7 @@ def compose(sources: Iterable[Source], destination: Path, **options: Unpack[Cast
     sources : iterable of ingot.typing.Source
         The patches in their order: each is for the result of the one before.
     destination : str, bytes or os.PathLike
-        Where to write the patch. An existing file stays until the patch is complete.
+        Where to write the patch, a ``.safetensors`` file. An existing file stays until the patch is complete.
     **options
         How the patches are read and the new one is written.
 
@@ -366,7 +368,7 @@ def compose(sources: Iterable[Source], destination: Path, **options: Unpack[Cast
     >>> patch.base_digest == patch.result_digest
     True
     """
-    given = checked(compose, locals())
+    given = checked(compose, locals(), destination=_patch_path)
     how, saving = Loading.among(given), Saving.among(compose, given)
     # There may be more patches than a process may have open files.
     patches = [_patch(source, how, prove=True, lent=True) for source in given["sources"]]
@@ -472,6 +474,16 @@ def _items(patch: Patch, max_nbytes: int) -> Iterator[Item]:
             elif values:
                 found = memoryview(positions).cast("q")
                 yield Item(entry.name, entry.dtype, entry.shape, begin, found, memoryview(values))
+
+
+def _patch_path(destination: Any) -> str | bytes:
+    """Return the path of a patch to write, which has no ending of another format."""
+    path = local_path(destination)
+    if format_for(path, None) != "safetensors":
+        found = os.fsdecode(path)
+        message = f"{_escaped(found)}: a patch is a .safetensors file: expected a name without .bt"
+        raise OptionError(message, code="patch-name", path=found)
+    return path
 
 
 def _opened(source: Any, how: Loading) -> Checkpoint:

@@ -514,3 +514,14 @@ def test_versions_without_checksums_have_ids_of_their_data(tmp_path: Path, is_sh
     assert ingot.delta.apply(paths[0], patches[0], in_place=True)
     assert not ingot.delta.apply(paths[0], patches[0], in_place=True)
     assert content(paths[0]) == content(paths[1])
+
+
+def test_diff_and_compose_refuse_names_of_another_format(tmp_path: Path) -> None:
+    for number in range(2):
+        ingot.numpy.save_file({"a": numpy.full(9, number)}, tmp_path / f"{number}.st")
+    ingot.delta.diff(tmp_path / "0.st", tmp_path / "1.st", tmp_path / "patch.safetensors")
+    with raises(ingot.OptionError, code="patch-name", path=str(tmp_path / "p.bt")):
+        ingot.delta.diff(tmp_path / "0.st", tmp_path / "1.st", tmp_path / "p.bt")
+    with raises(ingot.OptionError, code="patch-name"):
+        ingot.delta.compose([tmp_path / "patch.safetensors"], os.fsencode(tmp_path / "p.bt"))
+    assert not (tmp_path / "p.bt").exists()

@@ -176,6 +176,11 @@ def load_model(
     UserWarning
         Tensors of the file were converted to the dtype that the module has. The message names them.
 
+    Notes
+    -----
+    A patch is applied to a module by `load_into` (``patch=``), which returns the version of the tensors. The
+    result of this function has no place for it, and hooks of `load_state_dict` need whole tensors.
+
     Examples
     --------
     >>> model = torch.nn.Linear(4, 8)
