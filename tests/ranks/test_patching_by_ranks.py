@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import ingot
 from ingot.remap import concat, select, stack
-from ingot.torch import load_into, save_file
+from ingot.torch import DeltaWriter, load_into, save_file
 
 SHAPES = {"a": (16, 6), "b": (8, 6), "c": (3, 50), "e.0": (4, 4), "e.1": (4, 4), "f4": (8, 6), "s": ()}
 
@@ -121,3 +121,88 @@ def patch_together(folder):
 
 def test_load_into_returns_the_version_to_ranks_that_load_together(folder, two):
     assert two.run(patch_together, folder) == [ingot.delta.info(folder / "patch.safetensors").result] * 2
+
+
+class Tied(torch.nn.Module):
+    """A module with two names of one DTensor, another one, and a plain tensor."""
+
+    def __init__(self, mesh):
+        super().__init__()
+        shapes = {
+            "a": (SHAPES["a"], torch.bfloat16),
+            "c": ((2, 50), torch.bfloat16),
+            "s": ((), torch.float32),
+        }
+        for name, tensor in empty(shapes, mesh, [Shard(0)]).items():
+            self.register_buffer(name, tensor)
+        self.register_buffer("tied", self.a)
+
+
+def write_together(folder):
+    """Write three steps on this rank, of which the second fails."""
+    mesh = init_device_mesh("cpu", (2,))
+    model, rank = Tied(mesh), torch.distributed.get_rank()
+    writer = DeltaWriter(model, folder / "weights")
+    versions = []
+    for step in range(3):
+        model.a.to_local()[3, step] += rank + 1
+        model.s.fill_(step)
+        torch.distributed.barrier()
+        if step == 1 and rank == 0:
+            (folder / "weights").rename(folder / "moved")
+        writer.save(step)
+        if step == 1:
+            with pytest.raises(OSError if rank == 0 else ingot.errors.RankError, match="weights"):
+                writer.commit()
+            torch.distributed.barrier()
+            if rank == 0:
+                (folder / "moved").rename(folder / "weights")
+        else:
+            writer.commit()
+        versions.append(writer.version)
+    return versions, model.a.to_local().float().tolist()
+
+
+def test_delta_writer_writes_the_whole_tensors_of_ranks(tmp_path, two):
+    (versions, first), (others, second) = two.run(write_together, tmp_path)
+    folder = tmp_path / "weights"
+    assert versions == others
+    assert versions[0] == versions[1] != versions[2]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "patch-00000002.safetensors",
+        "whole-00000000.safetensors",
+    ]
+    found = ingot.torch.load_file(folder / "whole-00000000.safetensors")
+    assert sorted(found) == ["a", "c", "s"]
+    version = load_into(found, versions[0], patch=folder / "patch-00000002.safetensors").version
+    assert version == versions[2]
+    assert found["a"].float().tolist() == first + second
+    assert found["s"].item() == 2
+
+
+def write_differing(folder):
+    mesh = init_device_mesh("cpu", (2,))
+    rank = torch.distributed.get_rank()
+    tensors = empty({f"a{rank}": (SHAPES["a"], torch.bfloat16)}, mesh, [Shard(0)])
+    writer = DeltaWriter(tensors, folder / "weights")
+    message = r"has other tensors than rank 0: expected a0 .*, found a1 "
+    with pytest.raises(ingot.errors.RankError, match=message):
+        writer.save(0)
+
+
+def test_delta_writer_refuses_ranks_with_other_tensors(tmp_path, two):
+    two.run(write_differing, tmp_path)
+    assert not [*(tmp_path / "weights").iterdir()]
+
+
+def write_outside(folder):
+    rank = torch.distributed.get_rank()
+    mesh = DeviceMesh("cpu", [1])
+    tensors = empty({"a": (SHAPES["a"], torch.bfloat16)}, mesh, [Shard(0)]) if rank else None
+    tensors = tensors or {"a": DTensor.from_local(torch.zeros(0), mesh, [Shard(0)], run_check=False)}
+    with pytest.raises((ingot.SaveError, ingot.errors.RankError), match="not in the mesh"):
+        DeltaWriter(tensors, folder / "weights").save(0)
+
+
+def test_delta_writer_refuses_a_mesh_without_a_rank(tmp_path, two):
+    two.run(write_outside, tmp_path)
