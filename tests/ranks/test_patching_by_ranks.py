@@ -195,6 +195,28 @@ def test_delta_writer_refuses_ranks_with_other_tensors(tmp_path, two):
     assert not [*(tmp_path / "weights").iterdir()]
 
 
+def write_without_memory(folder):
+    """Write on this rank. The first has no memory for whole tensors."""
+    rank = torch.distributed.get_rank()
+    shapes = dict.fromkeys(["a", "b"], (SHAPES["a"], torch.bfloat16))
+    tensors = empty(shapes, init_device_mesh("cpu", (2,)), [Shard(0)])
+    writer = DeltaWriter(tensors, folder / "weights")
+    error = ingot.errors.RankError if rank else MemoryError
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", lambda _: (_ for _ in ()).throw(MemoryError("full")))
+        with pytest.raises(error, match="full"):
+            writer.save(0)
+    writer.save(0)
+    writer.commit()
+    return writer.version
+
+
+def test_delta_writer_raises_on_all_ranks_if_the_first_has_no_memory(tmp_path, two):
+    first, second = two.run(write_without_memory, tmp_path)
+    assert first == second
+    assert len([*(tmp_path / "weights").iterdir()]) == 1
+
+
 def write_outside(folder):
     rank = torch.distributed.get_rank()
     mesh = DeviceMesh("cpu", [1])

@@ -286,13 +286,20 @@ def _gathered(state: dict[str, torch.Tensor], peers: Peers) -> dict[str, torch.T
             if is_dtensor(tensor):
                 _check_mesh(name, tensor)
     _check_alike([f"{name} {tensor.dtype} {[*tensor.shape]}" for name, tensor in state.items()], peers)
-    found = {}
+    found: dict[str, torch.Tensor] = {}
+    fault: Exception | None = None
     with torch.no_grad():
         for name, tensor in state.items():
             part: Any = tensor
             whole = part.full_tensor() if is_dtensor(part) else part
-            if peers.rank == 0:
-                found[name] = whole.cpu()
+            if peers.rank or fault is not None:
+                continue
+            try:
+                found[name] = whole.cpu() if is_dtensor(part) else whole
+            # Raised after the collectives, in which the other ranks wait.
+            except Exception as error:
+                fault = error
+    peers.agree(fault, "gathering tensors")
     return found
 
 
