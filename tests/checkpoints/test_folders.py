@@ -1082,3 +1082,17 @@ def test_save_of_tensors_that_share_memory_names_a_way_out(folder: Path) -> None
     with ingot.Checkpoints(folder) as checkpoints, pytest.raises(ingot.SharedMemoryError) as raised:
         checkpoints.save(1, {"a": base[:4], "b": base[2:]})
     assert "none holds all of it: save `tensor.clone()` of one of them" in str(raised.value)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_save_leaves_the_garbage_collector_as_it_was(is_enabled: bool, folder: Path) -> None:
+    before = gc.isenabled()
+    (gc.enable if is_enabled else gc.disable)()
+    try:
+        with ingot.Checkpoints(folder) as checkpoints:
+            checkpoints.save(1, {"step": 1})
+            with pytest.raises(ingot.SaveError):
+                checkpoints.save(2, {"step": object()})
+        assert gc.isenabled() is is_enabled
+    finally:
+        (gc.enable if before else gc.disable)()

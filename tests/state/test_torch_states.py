@@ -680,3 +680,22 @@ def test_a_tree_of_100_000_nodes_comes_back(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert_equal(load_state(path), tree)
+
+
+def test_save_state_takes_what_state_dict_returns(tmp_path: Path) -> None:
+    """Methods may take no arguments, and hooks may compute values that require gradients."""
+
+    class Plain(nn.Linear):
+        def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+            return super().state_dict()
+
+    def double(_: nn.Module, state: dict[str, Any], *__: Any) -> None:
+        state.update({name: 2 * value for name, value in state.items()})
+
+    hooked, plain = nn.Linear(3, 2), Plain(3, 2)
+    hooked.register_state_dict_post_hook(double)
+    save_state({"hooked": hooked, "plain": plain}, tmp_path / "s")
+    found = load_state(tmp_path / "s")
+    assert torch.equal(found["hooked"]["weight"], 2 * hooked.weight)
+    assert torch.equal(found["plain"]["weight"], plain.weight)
+    assert not found["hooked"]["weight"].requires_grad

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal as signals
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from secrets import token_hex
 from sys import modules
@@ -289,7 +290,9 @@ class Checkpoints:
             return checked(self.save, given, step=_counted_step, metrics=checked_metrics)
 
         with self._lock:
-            renamed = self._save(look, state, background)
+            self.wait()
+            with _uncollected() if background else nullcontext():
+                renamed = self._save(look, state, background)
         if renamed:
             reason = (
                 f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
@@ -298,7 +301,6 @@ class Checkpoints:
 
     def _save(self, look: Callable[[], dict[str, Any]], state: Any, background: bool) -> list[str]:
         """Save a step. Returns the new names of the steps that training has gone back from."""
-        self.wait()
         ranks = self._ranks.calls()
         step, metrics, called = self._same(look, ranks)
         later = ranks.first(partial(self._begun, step, metrics), "preparing the step")
@@ -1056,6 +1058,22 @@ class Checkpoints:
         shown = f"the last of {len(steps)} is {steps[-1]}" if steps else "it has no steps"
         reason = "the directory has no step" if step is None else f"there is no step {step}: {shown}"
         return located(CheckpointError, reason, code="no-step", path=self._directory, expected=step)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Return a context in which the garbage collector does not run.
+
+    A save makes containers for each of perhaps 100,000 tensors, which would start it again and again, and
+    each time it looks at all objects of the program.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _read_by(loader: Any, folder: str, commit: Commit) -> Any:

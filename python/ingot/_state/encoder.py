@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from math import isfinite
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple
 from ingot._base.frameworks import owner
 from ingot._base.text import _quoted
 from ingot._native import STATE_KEY
-from ingot._write.states import MAX_NODES, VERSION
+from ingot._write.states import MAX_NODES, VERSION, tensors_in
 from ingot.errors import SaveError
 
 from .kinds import KINDS, of_framework
-from .objects import MAX_DEPTH, TreePath, fields_of, is_live, is_tensor, spelled
+from .objects import LEAVES, MAX_DEPTH, TreePath, fields_of, is_live, is_tensor, spelled
 
 #: Longer trees are a tensor, since every reader of the file parses the metadata.
 _INLINE_NBYTES = 1 << 20
@@ -48,8 +49,6 @@ class Encoder:
         self.tensors: dict[str, Any] = {}
         self._framework = framework
         self._states = states
-        # The name of the first tensor at each place. Names of others there, by their keys.
-        self._names: dict[Any, str] = {}
         self._nodes = 0
         # Set within keys of dicts and members of sets, which have no tensors.
         self._is_hashed = False
@@ -58,7 +57,13 @@ class Encoder:
 
     def metadata(self, tree: Any) -> dict[str, str]:
         """Split `tree`. Return the metadata that describes it."""
-        return self.described(json_of(self.node(tree, ())))
+        return self.described(json_of(self.tree(tree)))
+
+    def tree(self, tree: Any) -> Any:
+        """Split `tree`. Return its node, in which tensors that are stored once have one name."""
+        node = self.node(tree, ())
+        self.tie(node, [*self.tensors])
+        return node
 
     def described(self, text: str, **facts: Any) -> dict[str, str]:
         """Return the metadata for a tree that is JSON already. `facts` are members of the outer object."""
@@ -77,7 +82,7 @@ class Encoder:
         if value is None or kind is bool or kind is str:
             return value
         if kind in self._plain and not self._is_hashed:
-            return {"$tensor": self._named(value, _called(path))}
+            return {"$tensor": self._store(value, _called(path))}
         if (kind is int and -_LARGE <= value < _LARGE) or (kind is float and isfinite(value)):
             return value
         if kind is list:
@@ -105,7 +110,7 @@ class Encoder:
 
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
         """Return the node of a dict: an object if its keys allow it, otherwise pairs."""
-        if all(type(key) is str and not key.startswith("$") for key in values):
+        if _are_members(values):
             if values and self._are_plain(values):
                 return self._tensors(values, path)
             return {key: self.node(value, (*path, key)) for key, value in values.items()}
@@ -128,10 +133,12 @@ class Encoder:
 
     def _are_plain(self, values: Mapping[Any, Any]) -> bool:
         """Return whether all values are tensors of the framework."""
-        if self._is_hashed:
+        kinds = set(map(type, values.values()))
+        if self._is_hashed or not kinds.isdisjoint(LEAVES):
             return False
-        kinds = {type(value): value for value in values.values()}
-        return all(map(self._is_plain, kinds.values()))
+        if kinds <= self._plain:
+            return True
+        return all(map(self._is_plain, {type(value): value for value in values.values()}.values()))
 
     def _is_plain(self, value: Any) -> bool:
         """Return whether `value` is a tensor of the framework that is stored as it is."""
@@ -150,8 +157,8 @@ class Encoder:
         self._nodes += len(values)
         if len(path) >= MAX_DEPTH or self._nodes > MAX_NODES:
             raise self._too_large(path)
-        prefix = "".join(f"{step}." for step in path)
-        return {key: {"$tensor": self._named(value, prefix + key)} for key, value in values.items()}
+        prefix = f"{_called(path)}." if path else ""
+        return {key: {"$tensor": self._store(value, prefix + key)} for key, value in values.items()}
 
     def _hashed(self, value: Any, path: TreePath) -> Any:
         before, self._is_hashed = self._is_hashed, True
@@ -185,32 +192,34 @@ class Encoder:
             node = {"class": kind.__qualname__, "tensors": inner, "shape": [*value.shape]}
             context = self.node(context, (*path, "context"))
             return {"$subclass": {**node, "stride": [*value.stride()], "context": context}}
-        framework, name = owner(value), self._named(value, _called(path))
+        framework, name = owner(value), self._store(value, _called(path))
         return {
             "$tensor": name if self._is_plain(value) or framework == self._framework else [name, framework]
         }
 
-    def _named(self, tensor: Any, called: str) -> str:
-        """Return the name of a tensor, which may have been met before: then not `called`."""
-        place = self.place(tensor)
-        first = self._names.get(place)
-        if first is None:
-            # No container for each: these make the garbage collector look at all objects of the program.
-            self._names[place] = name = self._store(tensor, called)
-            return name
-        key = self.key(tensor)
-        if self.key(self.tensors[first]) == key:
-            return first
-        if key not in self._names:
-            self._names[key] = self._store(tensor, called)
-        return self._names[key]
+    def tie(self, node: Any, names: list[str]) -> None:
+        """Store tensors of `names` that are the same once, under one name in `node`."""
+        values = [self.tensors[name] for name in names]
+        places = self.places(values)
+        if len({*places}) == len(places):
+            return
+        counts = Counter(places)
+        first: dict[Any, str] = {}
+        tied: dict[str, str] = {}
+        for name, value, place in zip(names, values, places, strict=True):
+            if counts[place] > 1 and first.setdefault(self.key(value), name) != name:
+                tied[name] = first[self.key(value)]
+                del self.tensors[name]
+        for inner, tag, name in [*tensors_in(node)] if tied else ():
+            if name in tied:
+                inner[tag] = [tied[name], *inner[tag][1:]] if type(inner[tag]) is list else tied[name]
 
-    def place(self, tensor: Any) -> Any:
-        """Return a value that is equal for tensors that may be stored once. `tensors` keeps them alive."""
-        return id(tensor)
+    def places(self, tensors: list[Any]) -> list[Any]:
+        """Return values that are equal for tensors that may be the same. `tensors` keeps them alive."""
+        return [*map(id, tensors)]
 
     def key(self, tensor: Any) -> Any:
-        """Return a value that is equal for tensors at one place that are stored once."""
+        """Return a value that is equal for tensors that are the same."""
         return id(tensor)
 
     def _store(self, tensor: Any, name: str) -> str:
@@ -227,6 +236,14 @@ class Encoder:
             )
         reason = f"values are nested deeper than {MAX_DEPTH} levels, or one contains itself"
         return _refused(path[:3], reason, "state-too-large", MAX_DEPTH)
+
+
+def _are_members(values: Mapping[Any, Any]) -> bool:
+    """Return whether a dict can be an object of JSON: its keys are texts, which do not look like tags."""
+    # One look at the texts of all keys, since a tree has many small dicts.
+    return set(map(type, values)) <= {str} and (
+        "$" not in "".join(values) or not any(key.startswith("$") for key in values)
+    )
 
 
 def _called(path: TreePath) -> str:

@@ -54,8 +54,8 @@ def is_static(field: Field[Any]) -> bool:
     return not field.metadata.get("pytree_node", True)
 
 
-# Values that contain no others. Trees have lists of millions of them.
-_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+#: Values that contain no others. Trees have lists of millions of them.
+LEAVES = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 def within(tree: Any, path: TreePath = ()) -> Iterator[tuple[TreePath, Any]]:
@@ -73,13 +73,13 @@ def _within(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[Tree
         kind = type(value)
         if kind in leaves:
             yield (*path, step), value
-        elif kind not in _PLAIN:
+        elif kind not in LEAVES:
             yield from _within(value, (*path, step), leaves)
 
 
 def lives_in(tree: Any) -> dict[TreePath, Any]:
     """Return the live objects of a tree by their paths."""
-    return dict(_lives(tree, (), set(_PLAIN)))
+    return dict(_lives(tree, (), set(LEAVES)))
 
 
 def _lives(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[TreePath, Any]]:

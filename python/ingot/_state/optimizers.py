@@ -46,12 +46,12 @@ def names_in(lives: Mapping[TreePath, Any]) -> list[tuple[TreePath, Names]]:
     found = []
     for path, module in lives.items():
         if isinstance(module, torch.nn.Module):
-            names: Names = {}
             inner = unwrapped(module)
-            naming = Naming(inner)
-            for name, parameter in inner.named_parameters(remove_duplicate=False):
-                names.setdefault(id(parameter), naming.bare(name))
-            found.append((path, names))
+            named = [*inner.named_parameters(remove_duplicate=False)]
+            bare = Naming(inner).all_bare(name for name, _ in named)
+            # The first name of a parameter stays.
+            pairs = zip(reversed(named), reversed(bare), strict=True)
+            found.append((path, {id(parameter): name for (_, parameter), name in pairs}))
     return found
 
 

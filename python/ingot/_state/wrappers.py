@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -42,9 +42,21 @@ class Naming:
             name = name.replace(prefix, "")
         return name
 
+    def all_bare(self, names: Iterable[str]) -> list[str]:
+        """Return the names that tensors have without the wrappers."""
+        own = [*names]
+        joined = "\n".join(own)
+        # One look at all, since most modules have no wrappers and some have many tensors.
+        if not self._parallel and not any(prefix in joined for prefix in _PREFIXES):
+            return own
+        return [*map(self.bare, own)]
+
     def without(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the `state_dict` of the module under the names without wrappers."""
-        found = OrderedDict((self.bare(name), value) for name, value in state.items())
+        names = self.all_bare(state)
+        if names == [*state]:
+            return state
+        found = OrderedDict(zip(names, state.values(), strict=True))
         if len(found) < len(state):
             # A module of the user has such a name.
             return state

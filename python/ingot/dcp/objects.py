@@ -57,6 +57,7 @@ def stored(plan: SavePlan, planner: SavePlanner, names: Iterable[str]) -> dict[s
     for item in filter(is_object, plan.items):
         name, count = item.index.fqn, len(encoder.tensors)
         node = encoder.node(_object(planner, item), (name,))
+        encoder.tie(node, [*islice(encoder.tensors, count, None)])
         # A dict keeps its order, so the new tensors are the last ones.
         own = islice(reversed(encoder.tensors.items()), len(encoder.tensors) - count)
         found[name] = Stored(node, {other: _tensor(other, value) for other, value in reversed([*own])})

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 from ingot import SaveFuture
@@ -65,18 +64,26 @@ class Encoded(Encoder):
     ----------
     apart : list of Apart
         The states apart. The node of each is a list with its number under the tag.
-    left : set
-        The keys of tensors that another rank stores.
+    left : list of torch.Tensor
+        Tensors that another rank stores.
     """
 
     def __init__(self, states: Mapping[int, Any], apart: set[int]) -> None:
         super().__init__("torch", states)
         self.apart: list[Apart] = []
-        self.left: set[Any] = set()
+        self.left: list[torch.Tensor] = []
         self._dtensor = dtensor_class()
         self._ids = apart
 
-    def place(self, tensor: Any) -> Any:
+    def places(self, tensors: list[Any]) -> list[Any]:
+        if not {*PLAIN_CLASSES, self._dtensor}.issuperset(map(type, tensors)):
+            return [*map(self._place, tensors)]
+        # Without a call of Python for each of many.
+        locals_ = [one._local_tensor if isinstance(one, self._dtensor) else one for one in tensors]
+        places = [*map(torch.Tensor.data_ptr, locals_)]
+        return places if all(places) else [*map(self._place, tensors)]
+
+    def _place(self, tensor: Any) -> Any:
         if type(tensor) in PLAIN_CLASSES:
             return tensor.data_ptr() or id(tensor)
         if isinstance(tensor, self._dtensor):
@@ -86,7 +93,7 @@ class Encoded(Encoder):
         return id(tensor)
 
     def key(self, tensor: Any) -> Any:
-        place = self.place(tensor)
+        place = self._place(tensor)
         if type(tensor) in PLAIN_CLASSES:
             return place, tensor.shape, tensor.stride(), tensor.dtype
         if isinstance(tensor, self._dtensor):
@@ -94,12 +101,22 @@ class Encoded(Encoder):
             return place, tensor._spec.tensor_meta, local.shape, local.stride()
         return place
 
+    def tree(self, tree: Any) -> Any:
+        node = self.node(tree, ())
+        apart = self.names_apart()
+        self.tie(node, [name for name in self.tensors if name not in apart])
+        return node
+
+    def names_apart(self) -> set[str]:
+        """Return the names of the tensors of the states apart."""
+        return {name for one in self.apart for name in one.names}
+
     def _object(self, value: Any, path: TreePath) -> Any:
         if id(value) not in self._ids or self._is_hashed:
             return super()._object(value, path)
-        first, names, self._names = len(self.tensors), self._names, {}
+        first = len(self.tensors)
         node = super()._object(value, path)
-        self._names = names
+        self.tie(node, [*islice(self.tensors, first, None)])
         own = [*islice(self.tensors, first, None)]
         if any(is_distributed(self.tensors[name]) for name in own):
             return node
@@ -191,8 +208,8 @@ def _encoded(states: Any, state: Any, peers: Peers) -> tuple[Encoded, bytes, lis
     joint = (torch.nn.Module, torch.optim.Optimizer)
     apart = {id(live) for live in lives.values() if not isinstance(live, joint)}
     encoded = Encoded(states.states_of(lives), apart)
-    text = json_of(encoded.node(state, ())).encode()
-    encoded.left = {encoded.key(one) for one in _received(lives.values(), peers)}
+    text = json_of(encoded.tree(state)).encode()
+    encoded.left = [*_received(lives.values(), peers)]
     return encoded, text, [path for path, live in lives.items() if isinstance(live, joint)]
 
 
@@ -215,19 +232,33 @@ def _is_received(group: Any, peers: Peers) -> bool:
 
 def _structure(encoded: Encoded) -> tuple[list[str], list[Any]]:
     """Return the names of this rank's tensors, and the facts that decide which rank writes each."""
-    apart = {name for one in encoded.apart for name in one.names}
-    if encoded.left:
-        apart |= {name for name, one in encoded.tensors.items() if encoded.key(one) in encoded.left}
-    names = [name for name in encoded.tensors if name not in apart] if apart else [*encoded.tensors]
+    left = encoded.names_apart() | _names_of(encoded.left, encoded)
+    names = [name for name in encoded.tensors if name not in left] if left else [*encoded.tensors]
     values = [encoded.tensors[name] for name in names]
     kind = dtensor_class()
-    specs = [value._spec if isinstance(value, kind) else _facts(value) for value in values]
+    specs = [
+        value._spec
+        if isinstance(value, kind)
+        else (value.dtype, value.shape)
+        if type(value) in PLAIN_CLASSES
+        else _facts(value)
+        for value in values
+    ]
     if _may_be_parts(values):
         specs = [
             (spec, _of_distributed(name, value)[0]) if is_distributed(value) else spec
             for name, value, spec in zip(names, values, specs, strict=True)
         ]
     return names, specs
+
+
+def _names_of(tensors: list[torch.Tensor], encoded: Encoded) -> set[str]:
+    """Return the names that these tensors have in a tree."""
+    if not tensors:
+        return set()
+    places, keys = {*encoded.places(tensors)}, {*map(encoded.key, tensors)}
+    found = zip(encoded.tensors.items(), encoded.places([*encoded.tensors.values()]), strict=True)
+    return {name for (name, one), place in found if place in places and encoded.key(one) in keys}
 
 
 def _may_be_parts(values: list[Any]) -> bool:
@@ -250,9 +281,10 @@ def _are_same(before: list[Any], now: list[Any]) -> bool:
 
 def _locals(values: list[Any]) -> list[Any]:
     """Return the memory of this rank."""
+    if _may_be_parts(values):
+        return [*map(_local, values)]
     kind = dtensor_class()
-    local = _local if _may_be_parts(values) else lambda value: value
-    return [value._local_tensor if isinstance(value, kind) else local(value) for value in values]
+    return [value._local_tensor if isinstance(value, kind) else value for value in values]
 
 
 def _local(value: Any) -> Any:
@@ -277,21 +309,31 @@ class _Holding(Together):
     """The tensors of all ranks, of any class."""
 
     def _look(self, looked: Looked) -> Mine:
-        known: dict[Part, int] = {}
+        numbers: dict[Part, int] = {}
         kinds = array("I")
         specs = []
-        may_be_parts = _may_be_parts([*looked.held.values()])
+        # By what decides both, since a state has many equal ones.
+        known: dict[Any, tuple[int, Spec]] = {}
+        kind, may_be_parts = dtensor_class(), _may_be_parts([*looked.held.values()])
         for name, one in looked.held.items():
-            part, spec = _outline(name, one, self._known, may_be_parts)
-            specs.append(spec)
-            kinds.append(known.setdefault(part, len(known)))
-        return Mine([*looked.held], specs, kinds, [*known], {})
-
-    # By the spec of a DTensor, since a state has many equal ones.
-    _known: dict[Any, tuple[Part, Spec]]
+            value: Any = one
+            key: Any = None
+            if isinstance(value, kind):
+                spec = value._spec
+                key = spec.placements, id(spec.mesh), spec.tensor_meta
+            elif type(value) in PLAIN_CLASSES and not may_be_parts:
+                key = value.dtype, value.shape
+            found = known.get(key)
+            if found is None:
+                part, whole = _outline(name, value)
+                found = numbers.setdefault(part, len(numbers)), whole
+                if key is not None:
+                    known[key] = found
+            kinds.append(found[0])
+            specs.append(found[1])
+        return Mine([*looked.held], specs, kinds, [*numbers], {})
 
     def __init__(self, tensors: Mapping[str, Any], peers: Peers) -> None:
-        self._known = {}
         held: Any = tensors
         super().__init__(lambda: Looked(held, {}), peers)
 
@@ -300,25 +342,13 @@ class _Holding(Together):
         return self._holders
 
 
-def _outline(
-    name: str, value: Any, known: dict[Any, tuple[Part, Spec]], may_be_parts: bool
-) -> tuple[Part, Spec]:
+def _outline(name: str, value: Any) -> tuple[Part, Spec]:
     """Return the part of a tensor that this rank holds, and what the whole tensor is."""
-    key: Any
-    if is_dtensor(value):
-        spec = value._spec
-        key = spec.placements, id(spec.mesh), spec.tensor_meta
-        if key not in known:
-            known[key] = _of_distributed(name, value)
-        return known[key]
+    if is_distributed(value):
+        return _of_distributed(name, value)
     if isinstance(value, torch.Tensor):
-        if may_be_parts and is_distributed(value):
-            return _of_distributed(name, value)
         shape = tuple(value.shape)
-        key = value.dtype, shape, type(value)
-        if key not in known or type(value) not in PLAIN_CLASSES:
-            known[key] = Part.whole(shape), Spec(storable(name, value), shape, value.itemsize)
-        return known[key]
+        return Part.whole(shape), Spec(storable(name, value), shape, value.itemsize)
     made = payload(name, value)
     code, shape = made[0], tuple(made[1])
     return Part.whole(shape), Spec(code, shape, memoryview(made[2]).nbytes // max(1, _count(shape)))
@@ -397,12 +427,13 @@ def _replicas(holders: Mapping[str, Holders], gathered: list[Any]) -> dict[tuple
     found: dict[tuple[int, ...], list[str]] = {}
     # Many tensors have the same holders, and meshes of the same numbers.
     known: dict[Any, list[tuple[int, ...]]] = {}
-    numbered = [own for _, own, _ in gathered]
+    numbers = [own.get for _, own, _ in gathered if own]
     for name, of in holders.items():
-        key = id(of), *(own.get(name, 0) for own in numbered if own)
-        if key not in known:
-            known[key] = _compared(name, of, gathered)
-        for ranks in known[key]:
+        key = id(of), *[number(name, 0) for number in numbers]
+        ranks_of = known.get(key)
+        if ranks_of is None:
+            ranks_of = known[key] = _compared(name, of, gathered)
+        for ranks in ranks_of:
             found.setdefault(ranks, []).append(name)
     return found
 
@@ -531,13 +562,14 @@ def _compare(plan: Plan, encoded: Encoded, state: Any, peers: Peers) -> None:
     for at, name in enumerate(plan.replicas[ranks]):
         other = next((rank for rank in ranks if each[rank][at] != each[ranks[0]][at]), None)
         if other is not None:
-            is_buffer = encoded.key(encoded.tensors.get(name)) in _buffer_keys(encoded, state)
+            is_buffer = name in _names_of([*_buffers(state)], encoded)
             raise _mixed(name, ranks[0], other, peers, is_buffer)
 
 
-def _buffer_keys(encoded: Encoded, state: Any) -> set[Any]:
-    modules = (live for live in lives_in(state).values() if isinstance(live, torch.nn.Module))
-    return {encoded.key(buffer) for module in modules for buffer in module.buffers()}
+def _buffers(state: Any) -> Iterator[torch.Tensor]:
+    for live in lives_in(state).values():
+        if isinstance(live, torch.nn.Module):
+            yield from live.buffers()
 
 
 def _mixed(name: str, first: int, rank: int, peers: Peers, is_buffer: bool) -> SaveError:
@@ -563,32 +595,30 @@ def _values_digest(values: Iterable[tuple[str, Any]]) -> bytes:
 
 
 def _in_windows(values: Iterable[tuple[str, Any]]) -> Iterator[memoryview]:
-    """Yield the bytes of tensors, small ones of a dtype together."""
-    group: list[torch.Tensor] = []
-    nbytes = 0
+    """Yield the bytes of tensors, those with one dtype and shape together."""
+    groups: dict[Any, list[torch.Tensor]] = {}
     for name, value in values:
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
+            groups.setdefault((value.dtype, value.shape), []).append(value)
+        else:
             yield memoryview(payload(name, value)[2]).cast("B")
-            continue
-        own = value.detach()
-        if group and (
-            own.dtype != group[0].dtype or own.device != group[0].device or nbytes > _WINDOW_NBYTES
-        ):
-            yield _bytes_of(group)
-            group, nbytes = [], 0
-        group.append(own)
-        nbytes += own.nbytes
-    if group:
-        yield _bytes_of(group)
+    for group in groups.values():
+        count = _WINDOW_NBYTES // max(1, group[0].nbytes) + 1
+        yield from (_bytes_of(group[at : at + count]) for at in range(0, len(group), count))
 
 
+@torch.no_grad()
 def _bytes_of(group: list[torch.Tensor]) -> memoryview:
+    """Return the bytes of tensors with one dtype and shape."""
     plain = group
     if group[0].is_complex():
         plain = [torch.view_as_real(one.resolve_conj()) for one in group]
     elif group[0].itemsize == 1:
+        # torch joins its rarer dtypes as bytes only.
         plain = [raw(one) for one in group]
-    flatten: Any = _flatten_dense_tensors
-    flat = plain[0].reshape(-1) if len(plain) == 1 else flatten(plain)
-    found: Any = flat.contiguous().cpu().view(torch.uint8).numpy()
+    if len({one.device for one in plain}) > 1:
+        plain = [one.cpu() for one in plain]
+    joined = torch.cat if plain[0].dim() else torch.stack
+    flat = plain[0] if len(plain) == 1 else joined(plain)
+    found: Any = flat.detach().resolve_neg().reshape(-1).contiguous().cpu().view(torch.uint8).numpy()
     return memoryview(found)

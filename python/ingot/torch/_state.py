@@ -47,7 +47,7 @@ class _States(States):
         for path, live in lives.items():
             if isinstance(live, torch.nn.Module):
                 inner = unwrapped(live)
-                states[id(live)] = Naming(inner).without(inner.state_dict())
+                states[id(live)] = Naming(inner).without(_state_of(inner))
                 continue
             state = states[id(live)] = live.state_dict()
             if not isinstance(live, torch.optim.Optimizer) or not optimizers.is_of_parameters(state):
@@ -139,6 +139,13 @@ class _States(States):
         is_module = isinstance(live.value, torch.nn.Module)
         value = unwrapped(live.value) if is_module else live.value
         value.load_state_dict(live.state)
+
+
+def _state_of(module: torch.nn.Module) -> Mapping[str, Any]:
+    """Return the `state_dict` of a module, without a view of each tensor: DTensors make them slowly."""
+    takes_vars = type(module).state_dict is torch.nn.Module.state_dict
+    found: Mapping[str, Any] = module.state_dict(keep_vars=True) if takes_vars else module.state_dict()
+    return found
 
 
 def _whole(tensor: Any) -> Any:
