@@ -21,14 +21,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import ingot
 import ingot.numpy
 import ingot.torch
+from ingot._ranks.peers import Peers
 from ingot.torch import RNG
 from support.ranks import GONE, Ranks
+from support.record import note
 
 
 class Net(torch.nn.Module):
@@ -573,6 +575,132 @@ def test_failure_of_one_rank_in_a_save_is_raised_on_all(
         assert last == [1, 3]
         with capsys.disabled():
             print(f" {where} {seconds:.2f} s", end="")
+    assert [*(tmp_path / "run").glob("step-00000002/*")] == []
+
+
+@contextmanager
+def watched(met: list[str], fails: Callable[[str], bool]) -> Iterator[None]:
+    """List the common steps that this rank meets. It fails in those that `fails` returns True for."""
+    step, same = Peers.step, Peers.same
+
+    def meet(doing: str) -> None:
+        met.append(doing)
+        if fails(doing):
+            full_disk()
+
+    @contextmanager
+    def stepping(self: Peers, doing: str) -> Iterator[None]:
+        with step(self, doing):
+            meet(doing)
+            yield
+
+    def comparing(self: Peers, look: Callable[[], Any], doing: str) -> list[Any]:
+        def looking() -> Any:
+            meet(doing)
+            return look()
+
+        return same(self, looking, doing)
+
+    with mock.patch.object(Peers, "step", stepping), mock.patch.object(Peers, "same", comparing):
+        yield
+
+
+def saves_and_loads(folder: Path) -> dict[str, Callable[[], object]]:
+    state = {"weights": torch.ones(5), "rank": Own(dist.get_rank())}
+
+    def save() -> None:
+        with ingot.Checkpoints(folder, keep=1) as checkpoints:
+            latest = checkpoints.latest()
+            if latest is not None:
+                checkpoints.load(latest)
+            checkpoints.save((latest or 0) + 1, state)
+
+    return {
+        "save": save,
+        "load": lambda: ingot.Checkpoints(folder).load(into={"rank": Own(0)}),
+        "latest": lambda: ingot.Checkpoints(folder).latest(verify=True),
+    }
+
+
+def each_failure(folder: Path, rank: int) -> list[tuple[str, str, str, str, float]]:
+    """Fail on `rank` in each common step of each call. Returns the call, the step, the error and seconds."""
+    calls = saves_and_loads(folder)
+    found = []
+    with warnings.catch_warnings():
+        # Such as of a background save that failed for no other reason.
+        warnings.simplefilter("error", RuntimeWarning)
+        for call in calls:
+            met: list[str] = []
+            with watched(met, lambda _: False):
+                calls[call]()
+            found += [
+                (call, doing, *failed(calls[call], doing, dist.get_rank() == rank))
+                for doing in dict.fromkeys(map(without_numbers, met))
+            ]
+        # What is left can be loaded, and saved to.
+        calls["load"]()
+        calls["save"]()
+    return found
+
+
+def failed(call: Callable[[], object], doing: str, is_bad: bool) -> tuple[str, str, float]:
+    """Return the error of a call, in which a step fails on the bad rank, and its seconds."""
+    began = time.monotonic()
+    with watched([], lambda one: is_bad and without_numbers(one) == doing):
+        try:
+            call()
+        except (ingot.SafetensorError, OSError) as error:
+            return type(error).__name__, str(error), time.monotonic() - began
+    return "", "", 0.0
+
+
+def without_numbers(doing: str) -> str:
+    return re.sub(r"[0-9]+", "N", doing)
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_failure_in_each_common_step_is_raised_on_all(bad: int, tmp_path: Path, two: Ranks) -> None:
+    found = two.run(each_failure, tmp_path / "run", bad)
+    for call, doing, kind, message, _ in found[bad]:
+        assert kind == "OSError", (call, doing, kind, message)
+        assert "No space left on device" in message
+    for call, doing, kind, message, _ in found[1 - bad]:
+        assert kind == "RankError", (call, doing, kind, message)
+        assert re.search(f"rank {bad} of 2 failed in .*: OSError: .*No space left on device", message)
+    steps = [one[:2] for one in found[0]]
+    assert steps == [one[:2] for one in found[1]]
+    assert len(steps) >= 15
+    note("failures of a rank in each step", len(steps), 0, slowest=max(one[4] for of in found for one in of))
+
+
+def save_beyond(folder: Path, limit: int) -> tuple[str, str, list[int]]:
+    """Save on two ranks, of which the last may write files of `limit` bytes only."""
+    import resource
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    state = {"large": DTensor.from_local(torch.rand(40_000), mesh, [Shard(0)], run_check=False)}
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with ingot.Checkpoints(folder) as checkpoints:
+        checkpoints.save(1, {"step": 1}, background=False)
+        if dist.get_rank():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            checkpoints.save(2, state)
+            checkpoints.wait()
+        except (ingot.SafetensorError, OSError) as error:
+            return type(error).__name__, str(error), checkpoints.steps()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return "", "", []
+
+
+def test_a_rank_that_cannot_write_more_is_named_by_all(tmp_path: Path, two: Ranks) -> None:
+    own, other = reversed(two.run(save_beyond, tmp_path / "run", 1 << 16))
+    assert own[0] == "StorageError"
+    assert other[0] == "RankError"
+    assert "rank 1 of 2 failed in writing step 2: StorageError" in other[1]
+    assert "File too large" in own[1]
+    assert own[2] == other[2] == [1]
     assert [*(tmp_path / "run").glob("step-00000002/*")] == []
 
 

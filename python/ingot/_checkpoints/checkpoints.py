@@ -333,8 +333,6 @@ class Checkpoints:
         if writing is None:
             end()
         else:
-            # `_commit` raises its failure.
-            writing._outcome.is_asked = True
             self._put(end, folder)
         self._seen.add(step)
         self._put(partial(self._clear, together), self._directory)
@@ -384,6 +382,9 @@ class Checkpoints:
                     # The file server may show the directory to this machine later.
                     os.makedirs(folder, exist_ok=True)
                     writing = write()
+                    if writing is not None:
+                        # Its failure is raised by `_commit`, or after the failure of another rank by none.
+                        writing._outcome.is_asked = True
             except BaseException:
                 if writing is not None and not writing.cancel():
                     settled(writing)
@@ -764,9 +765,10 @@ class Checkpoints:
         >>> checkpoints.wait()
         """
         with self._lock:
-            while self._pending:
-                pending = self._pending[0]
+            # All, so that none is under way when the failure of one is raised.
+            for pending in [*self._pending]:
                 settled(pending)
+            for pending in [*self._pending]:
                 # A signal handler may have waited for it meanwhile.
                 if pending in self._pending:
                     self._pending.remove(pending)
@@ -1057,6 +1059,8 @@ class Checkpoints:
         steps = committed(self._directory)
         shown = f"the last of {len(steps)} is {steps[-1]}" if steps else "it has no steps"
         reason = "the directory has no step" if step is None else f"there is no step {step}: {shown}"
+        if is_committed(self._directory):
+            reason += ": it is a step itself, so pass the directory that contains it"
         return located(CheckpointError, reason, code="no-step", path=self._directory, expected=step)
 
 

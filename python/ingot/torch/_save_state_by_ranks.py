@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from hashlib import sha256
 from itertools import islice
 from operator import is_
@@ -171,19 +170,24 @@ def prepared(states: Any, state: Any, peers: Peers, known: list[Plan]) -> Prepar
         known[:] = [plan]
     _compare(plan, encoded, state, peers)
     nodes = _nodes(encoded, own, shared, peers)
-    mine = dict(zip(plan.mine, _locals([encoded.tensors[name] for name in plan.mine]), strict=True))
-    for at, one in enumerate(encoded.apart):
-        if at in own:
-            mine |= {f"{name}@{peers.rank}": encoded.tensors[name] for name in one.names}
-        elif at % peers.size == peers.rank:
-            mine |= {name: encoded.tensors[name] for name in one.names}
-    if peers.rank == 0:
-        before = len(encoded.tensors)
-        record = encoded.described(_filled(tree, nodes), ranks=peers.size)
-        mine |= dict(islice(encoded.tensors.items(), before, None))
-    else:
-        record = Encoder("torch", {}).described("null", ranks=peers.size)
-    return partial(_write, mine, record, plan.parts)
+
+    # In a step of the caller, in which a failure of this rank is raised on all.
+    def write(path: Path | Writable, how: Saving) -> SaveFuture | None:
+        mine = dict(zip(plan.mine, _locals([encoded.tensors[name] for name in plan.mine]), strict=True))
+        for at, one in enumerate(encoded.apart):
+            if at in own:
+                mine |= {f"{name}@{peers.rank}": encoded.tensors[name] for name in one.names}
+            elif at % peers.size == peers.rank:
+                mine |= {name: encoded.tensors[name] for name in one.names}
+        if peers.rank == 0:
+            before = len(encoded.tensors)
+            record = encoded.described(_filled(tree, nodes), ranks=peers.size)
+            mine |= dict(islice(encoded.tensors.items(), before, None))
+        else:
+            record = Encoder("torch", {}).described("null", ranks=peers.size)
+        return _write(mine, record, plan.parts, path, how)
+
+    return write
 
 
 def _write(
