@@ -1096,3 +1096,9 @@ def test_save_leaves_the_garbage_collector_as_it_was(is_enabled: bool, folder: P
         assert gc.isenabled() is is_enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_load_of_a_step_itself_names_a_way_out(folder: Path) -> None:
+    save(folder, 1)
+    with pytest.raises(ingot.CheckpointError, match="it is a step itself, so pass the directory"):
+        ingot.Checkpoints(folder / name(1)).load()

@@ -699,3 +699,23 @@ def test_save_state_takes_what_state_dict_returns(tmp_path: Path) -> None:
     assert torch.equal(found["hooked"]["weight"], 2 * hooked.weight)
     assert torch.equal(found["plain"]["weight"], plain.weight)
     assert not found["hooked"]["weight"].requires_grad
+
+
+def test_load_state_refuses_the_state_of_another_class(tmp_path: Path) -> None:
+    """``load_state_dict`` of torch takes both without a word."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    save_state({"model": model, "optimizer": optimizer, "scheduler": cosine}, tmp_path / "s")
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    says = (
+        r"`optimizer`: expected the state of a SGD with dampening, momentum, nesterov, found one with amsgrad"
+    )
+    with raises(ingot.CheckpointError, says, code="optimizer-state"):
+        load_state(tmp_path / "s", into={"model": model, "optimizer": sgd})
+    steps = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    says = "`scheduler`: expected the state of a StepLR with gamma, step_size, found one with T_max, eta_min"
+    with raises(ingot.CheckpointError, says, code="state-names"):
+        load_state(tmp_path / "s", into={"model": model, "scheduler": steps})
+    other = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
+    assert load_state(tmp_path / "s", into=other)["optimizer"] is other["optimizer"]

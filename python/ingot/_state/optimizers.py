@@ -21,6 +21,14 @@ _OF_ELEMENTS = frozenset(
 )
 
 
+# The options that versions of torch have added, and those that schedulers and programs add.
+_LATER = frozenset(("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay"))
+_ADDED = frozenset(
+    ("params", "param_names", "name", "initial_lr", "max_lr", "min_lr", "swa_lr", "max_momentum")
+    + ("base_momentum",)
+)
+
+
 def is_of_parameters(state: Any) -> bool:
     """Return whether `state` has the form of an optimizer's."""
     return isinstance(state, Mapping) and "state" in state and "param_groups" in state
@@ -125,6 +133,13 @@ def _group_of(names: set[str], saved: list[dict[str, Any]]) -> dict[str, Any]:
 def _names_in(group: Mapping[str, Any]) -> dict[str, Any]:
     # These names are in the order of the parameters.
     return {"param_names": group["param_names"]} if "param_names" in group else {}
+
+
+def other_options(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> tuple[set[str], set[str]]:
+    """Return the options of an optimizer that its stored state lacks, and those that only the state has."""
+    stored = {name for group in state["param_groups"] for name in group}
+    own = {name for group in optimizer.param_groups for name in group}
+    return {*optimizer.defaults} - stored - _LATER, stored - own - _LATER - _ADDED
 
 
 def misfits(

@@ -127,6 +127,10 @@ class _States(States):
         super().plan(live, restoring)
         if isinstance(live.value, torch.optim.Optimizer) and optimizers.is_of_parameters(live.state):
             _plan_optimizer(live, restoring)
+        elif isinstance(live.value, torch.optim.lr_scheduler.LRScheduler):
+            own = {name for name in live.value.state_dict() if not name.startswith("_")}
+            stored = {name for name in live.state if not name.startswith("_")}
+            _refuse_other_class(live, own - stored, stored - own, "state-names", restoring)
 
     def state_for(self, live: Live, restoring: Restoring) -> Any:
         if isinstance(live.value, torch.nn.Module):
@@ -232,9 +236,27 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     return not is_of_torch or bool(module._load_state_dict_pre_hooks)
 
 
+def _refuse_other_class(
+    live: Live, lacking: set[str], unknown: set[str], code: str, restoring: Restoring
+) -> None:
+    """Raise for the state of another class, which `load_state_dict` of torch takes without a word.
+
+    Versions of one class differ too, but rarely by names on both sides.
+    """
+    kind = type(live.value)
+    if not lacking or not unknown or not kind.load_state_dict.__module__.startswith("torch."):
+        return
+    reason = f"expected the state of a {kind.__name__} with {', '.join(sorted(lacking))}"
+    way_out = "make an object of the class that was saved, or leave it out of `into` to begin anew"
+    message = f"{reason}, found one with {', '.join(sorted(unknown))} in the file: {way_out}"
+    raise fault(restoring.shown, live.path, message, code)
+
+
 def _plan_optimizer(live: Live, restoring: Restoring) -> None:
     """Compare the state of an optimizer with its parameters, and plan its destinations."""
     optimizer, names = live.value, _names(live, restoring)
+    lacking, unknown = optimizers.other_options(optimizer, live.state)
+    _refuse_other_class(live, lacking, unknown, "optimizer-state", restoring)
     try:
         state = optimizers.by_place(optimizer, live.state, names)
     except ValueError as error:
