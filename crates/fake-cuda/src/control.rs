@@ -33,7 +33,7 @@ pub extern "C" fn fake_cuda_pin_code(error: c_int) {
     held().get().pin_code = error;
 }
 
-/// Makes copies be done when they are queued, as on an infinitely fast link.
+/// Makes copies complete when they are queued, as on an infinitely fast link.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_cuda_instant(is_instant: bool) {
     held().get().is_instant = is_instant;

@@ -45,7 +45,7 @@ impl Arena {
         }
     }
 
-    /// Returns freed memory of this size, if there is any, as an allocator reuses memory of another owner.
+    /// Returns freed memory of this size, as real allocators do, else new memory; `None` if the device is full.
     pub(crate) fn allocate(&mut self, nbytes: usize) -> Option<usize> {
         let nbytes = nbytes.max(1).next_multiple_of(ALIGNMENT);
         if let Some(rank) = self.freed.iter().position(|&(_, size)| size == nbytes) {

@@ -46,7 +46,7 @@ mod tests {
         assert!(briefly(&mutex).is_none());
         drop(held);
         assert_eq!(briefly(&mutex).map(|guard| *guard), Some(1));
-        // A holder that does not run for a moment is waited for, unless a busy machine makes it a long one.
+        // `briefly` waits for a holder that does not run for a moment. On a busy machine the moment may be too long.
         let (held, begin) = (locked(&mutex), Instant::now());
         thread::scope(|scope| {
             let waiting = scope.spawn(|| briefly(&mutex).map(|guard| *guard));

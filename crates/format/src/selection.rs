@@ -403,7 +403,7 @@ impl<'s> Units<'s> {
         };
         self.shape = shape;
         match self.strides {
-            // The distance of a single element may be any number.
+            // A dimension of one element may have any distance.
             Some(strides) if dim > 1 => strides[shape.len()] * self.element,
             Some(_) => 0,
             None => {
