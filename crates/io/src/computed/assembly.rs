@@ -65,7 +65,7 @@ struct Loops {
     dest_begin: u64,
     /// The outermost first: their distances in the new tensor descend.
     axes: Vec<Axis>,
-    /// The dtype in the input, and the dtypes that follow. One if nothing is converted.
+    /// The dtype in the input, and then the dtypes of the conversions.
     dtypes: Vec<Dtype>,
     /// Bytes of an element in the input.
     width: usize,
@@ -120,8 +120,8 @@ impl Assembly {
     }
 }
 
-/// Return the bytes of the unit in which elements are counted, and the elements in that many bits: 1, or for elements of less
-/// than a byte the bits of an element and 8.
+/// Return the bytes of an element. For elements of less than a byte, positions count bytes: return 1, and the bits of
+/// an element.
 fn width(dtype: Dtype) -> (usize, Option<u64>) {
     let bits = dtype.bits();
     if bits.is_multiple_of(8) {
@@ -766,7 +766,7 @@ mod tests {
     #[test]
     fn wide_boxes_are_read_in_several_parts() {
         let inputs = input(Dtype::U16);
-        // A transposed matrix of 128 x 128, more than one time, so that it exceeds the scratch memory.
+        // A stack of transposed matrices of 128 × 128, which exceeds the scratch memory.
         let shape = vec![40, 128, 128];
         let pieces = (0..40).map(|number| Piece {
             input: inputs.id("x").unwrap(),

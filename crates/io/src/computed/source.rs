@@ -196,7 +196,7 @@ impl ReadAt for Computed {
     }
 
     fn is_cold(&self, _span: &Range<u64>) -> bool {
-        // Which bytes of the inputs a span needs is known only to the makers.
+        // Only the makers know which bytes of the inputs a span needs.
         self.files()
             .any(|file| file.source().is_cold(&(0..file.source().nbytes())))
     }

@@ -1,7 +1,8 @@
 //! bitsandbytes: NF4 and FP4, as indices of a table with a scale for each block, and integers of 8 bits with the largest magnitude
 //! of each row.
 //!
-//! Blocks of 4 bits run over the whole matrix, from row to row. Their scales may be quantised too, less their mean.
+//! Blocks of numbers of 4 bits do not end with rows. Their scales may be quantised too, after their mean was
+//! subtracted.
 
 use ingot_format::{Dtype, saturating_usize, to_u64};
 use serde_json::Value;
@@ -13,7 +14,7 @@ use super::model::{Model, names};
 use super::part::{Part, Reads};
 use crate::error::Error;
 
-/// The number by which bitsandbytes divides by 127.
+/// The approximation of 1/127 in bitsandbytes.
 const PER_UNIT: f32 = 7.874_016e-3;
 
 /// Find the group of a weight with a state of 4 bits, or with row maxima.

@@ -24,7 +24,7 @@ impl Packing {
         first..end.min(self.words(count))
     }
 
-    /// Unpack the integers from number `first` on of those that begin with `bytes`.
+    /// Unpack integers from `bytes`, from integer number `first` on.
     pub(super) fn unpack(self, bytes: &[u8], first: usize, codes: &mut [u8]) {
         match self.bits {
             8 => codes.copy_from_slice(&bytes[first..first + codes.len()]),
@@ -95,7 +95,7 @@ impl Pairs {
         }))
     }
 
-    /// Look up the numbers from `first` on of those that begin with `bytes`.
+    /// Look up the codes in `bytes`, from code number `first` on.
     pub(super) fn look_up(&self, bytes: &[u8], first: usize, values: &mut [f32]) {
         let bytes = &bytes[first / 2..];
         let (odd, values) = values.split_at_mut((first % 2) & usize::from(!values.is_empty()));

@@ -1,7 +1,8 @@
 //! GPTQ: integers of 2, 3, 4 and 8 bits along the columns of `qweight`, whose rows are the inputs of a layer.
 //!
-//! `(weight - zero point) × scale`, where `g_idx` has the group of each input, or its position has. The first version of
-//! the format stores zero points less one.
+//! `(weight - zero point) × scale`. Each group of inputs has a zero point and a scale for each output. `g_idx` has the
+//! group of each input; without it, groups are consecutive inputs. The first version of the format stores zero points
+//! less one.
 
 use ingot_format::{Dtype, saturating_usize};
 
@@ -111,11 +112,12 @@ impl Gptq {
         let span = self.packing.span(&tile.rows, self.scales.columns());
         let mut words = reads.words(&self.zeros, groups, span.clone())?;
         if self.is_first_version && self.packing.bits != 3 {
-            // The library adds to words, not to their fields: a field of ones carries into the next.
+            // The library adds 1 to all integers of a word at once, so the overflow of one integer carries into the
+            // next.
             let ones = u32::MAX / ((1 << self.packing.bits) - 1);
             words.iter_mut().for_each(|word| *word = word.wrapping_add(ones));
         }
-        // But to each integer of 3 bits.
+        // Integers of 3 bits are added to one by one.
         let more = u8::from(self.is_first_version && self.packing.bits == 3);
         let mask = u8::MAX >> (8 - self.packing.bits);
         let first = tile.rows.start - Packing::first(&tile.rows);

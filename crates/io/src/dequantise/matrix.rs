@@ -51,7 +51,7 @@ impl Tile {
     }
 }
 
-/// The maker of a tensor, whose leading dimensions are seen as one.
+/// The maker of a tensor, whose dimensions before the last are joined into the rows.
 #[derive(Debug)]
 pub(super) struct Matrix {
     decoder: Box<dyn Decode>,
@@ -61,7 +61,7 @@ pub(super) struct Matrix {
     number: u64,
 }
 
-/// Numbers of the matrices, which keep their parts in [`AHEAD`] apart.
+/// The next number of a matrix. [`AHEAD`] distinguishes matrices by their numbers.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {

@@ -58,7 +58,7 @@ const FAMILIES: [Find; 8] = [
     scaled::find,
 ];
 
-/// What is stored beside a weight for the activations of its module, which floats do not need.
+/// Tensors beside a weight that only a module with quantised activations needs.
 const BESIDE: [&str; 5] = [
     "input_scale",
     "input_global_scale",
@@ -123,7 +123,7 @@ pub fn dequantise(
     Ok(Some(Dequantised { checkpoint, removed }))
 }
 
-/// Return all tensors, and then those that have another name only.
+/// Return all tensors, and then the aliases.
 fn everything(inputs: &Checkpoint) -> Result<Vec<Tensor<'_>>, Error> {
     let mut tensors = inputs.all()?;
     for alias in inputs.aliases(&Unwatched)? {
@@ -151,7 +151,7 @@ fn groups(model: &Model<'_>) -> Result<BTreeMap<String, Group>, Error> {
     Ok(found)
 }
 
-/// Return the metadata that is still true of the result.
+/// Return the metadata that also describes the result.
 fn kept_metadata(model: &Model<'_>) -> Vec<(String, String)> {
     let pairs = model.metadata_pairs();
     let kept = pairs.filter(|(key, _)| !STALE_KEYS.contains(key) && !torchao::describes(model, key));

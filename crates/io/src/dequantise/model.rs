@@ -91,7 +91,8 @@ impl<'m> Model<'m> {
 }
 
 impl Model<'_> {
-    /// Fail if the configuration has another number of bits, or other groups of so many inputs than the scales have.
+    /// Fail if the configuration has another number of bits than the tensors, or a group size with which `inputs`
+    /// inputs have another number of groups than the scales.
     pub(super) fn check_settings(
         &self,
         weight: &Part,

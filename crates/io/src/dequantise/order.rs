@@ -16,8 +16,8 @@ use crate::error::{Error, Failure};
 pub(super) struct GroupIndex {
     part: Part,
     groups: u64,
-    /// Whether a number of the whole tensor is negative: the groups of a module that was not quantised in this order were never
-    /// set. Found by the first read.
+    /// Whether the tensor has a negative number, which means that the groups were never set: the module was not
+    /// quantised in the order of its activations. The first read finds out.
     is_unset: OnceLock<bool>,
 }
 
@@ -92,7 +92,7 @@ impl Groups {
     /// Shorter runs cost more than a look-up for each column.
     const SHORTEST: usize = 16;
 
-    /// Return the groups that columns need: as the index says, or else `size` columns each.
+    /// Return the groups that columns need: the groups of the index, or without one groups of `size` columns.
     pub(super) fn needed(
         index: Option<&GroupIndex>,
         columns: &Range<u64>,
@@ -109,7 +109,7 @@ impl Groups {
         Ok((needed.clone(), Groups::Runs(runs.collect())))
     }
 
-    /// Return the groups between the lowest and the highest of `order`, and where its columns have them.
+    /// Return the range of groups in `order`, which has the group of each column, and the columns of each group.
     fn of(mut order: Vec<usize>) -> (Range<u64>, Groups) {
         let first = order.iter().copied().min().unwrap_or(0);
         let end = order.iter().copied().max().map_or(first, |last| last + 1);

@@ -1,8 +1,8 @@
 //! pack-quantized weights of compressed-tensors: integers of 1 to 8 bits along the rows of `weight_packed`.
 //!
-//! `(weight - zero point) × scale`. Integers are stored plus half of their range, and so are zero points, which are packed
-//! along the columns; without them the zero point is that half. `weight_g_idx` has the group of each column, or its position
-//! has.
+//! `(weight - zero point) × scale`. Half of the range is added to the integers and to the zero points before they are
+//! stored. Zero points are packed along the columns; a weight without them has a zero point of 0. `weight_g_idx` has
+//! the group of each column; without it, groups are consecutive columns.
 
 use std::ops::Range;
 
@@ -132,7 +132,7 @@ impl Packed {
     }
 }
 
-/// Return the packing that fits the width of a weight of so many columns. The configuration decides if several do.
+/// Return the packing in which `columns` columns fill the packed tensor. If several do, the configuration decides.
 fn packing_of(model: &Model<'_>, weight: &Part, columns: u64) -> Result<Packing, Error> {
     let fits = |bits: &u64| (Packing { bits: *bits }).words(columns) == weight.columns();
     let told = model

@@ -12,7 +12,7 @@ use crate::options::ReadOptions;
 use crate::read::fill;
 use crate::read::job::{Job, Target};
 
-/// A stored tensor, seen as a matrix: its leading dimensions are one.
+/// A stored tensor, seen as a matrix: all dimensions before the last are joined into the rows.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Return the part that a tensor is. A vector is one row.
+    /// Return a whole tensor as a part. A vector is one row.
     pub(super) fn new(entry: &Entry<'_>) -> Part {
         let columns = entry.shape.last().copied().unwrap_or(1);
         let rows = entry.shape.iter().rev().skip(1).product();

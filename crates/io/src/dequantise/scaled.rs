@@ -217,7 +217,8 @@ impl Grid {
         if rows.is_empty() {
             return 0..0;
         }
-        // All if the matrices share them, since the rows of several matrices do not ascend then.
+        // If matrices share their scales, rows of two matrices need rows of scales that do not follow each other:
+        // return all.
         if self.matrix_scales == 0 && rows.start / self.matrix_rows != (rows.end - 1) / self.matrix_rows {
             return 0..self.shape[0];
         }
@@ -236,7 +237,7 @@ fn of_rank(weight: &[u64], scales: &[u64]) -> Option<Vec<u64>> {
     match scales {
         _ if scales.len() == weight.len() => Some(scales.to_vec()),
         _ if scales.iter().all(|&dim| dim == 1) => Some(ones(weight.len())),
-        // One for each of the first dimension: rows, or the matrices of experts.
+        // A scale for each index of the first dimension: for each row, or for each matrix of experts.
         [first] if weight.first() == Some(first) => Some([vec![*first], ones(weight.len() - 1)].concat()),
         _ => None,
     }
