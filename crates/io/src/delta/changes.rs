@@ -111,8 +111,8 @@ impl Tally {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chunk {
     nbytes: u64,
-    /// For each run a varint, the unchanged elements before it times two, plus one if its length is more than one and
-    /// follows, minus two.
+    /// For each run, a varint: twice the number of unchanged elements before it, plus one if the run is longer than
+    /// one. Then a second varint follows: the length minus two.
     runs: Vec<u8>,
     values: Vec<u8>,
     /// The unchanged elements after the last run.
@@ -354,8 +354,8 @@ impl Positions {
 }
 
 impl Encoding {
-    /// Fill `into` with the bytes from `begin` on, which are the next ones, by `refill`, which appends more bytes and
-    /// returns whether there are more.
+    /// Fill `into` with the next bytes, which begin at `begin`. `refill` appends bytes to the buffer, and returns
+    /// whether more will follow.
     pub(super) fn take(
         &mut self,
         begin: u64,
@@ -462,7 +462,7 @@ impl Produce for Encoded<'_> {
         let mut state = locked(&self.state);
         state.take(begin, into, |state| self.refill(state))?;
         if begin + to_u64(into.len()) == self.nbytes {
-            // Many tensors are written in a row, each with a buffer.
+            // Free the buffer: a patch has many tensors, and each has a buffer of its own.
             *state = Encoding::default();
         }
         Ok(())

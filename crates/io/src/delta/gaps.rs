@@ -12,7 +12,7 @@ const BATCH: usize = 1024;
 /// Bytes that are read at once.
 const PIECE: usize = 64 << 10;
 
-/// Bytes behind the last one, so that 8 bytes can be loaded from every position.
+/// Padding after the last byte, so that 8 bytes can be loaded from every position.
 const PADDING: usize = 8;
 
 /// Decodes gaps in batches.
@@ -28,7 +28,7 @@ pub(super) struct Gaps<'a> {
     begin: u64,
     /// The next bit in the buffer.
     bit: usize,
-    /// The first element after the last one, and the begin of a gap that is decoded in part.
+    /// The element after the last changed one, plus the part of the next gap that is decoded.
     next: u64,
     elements: Vec<u64>,
     ends: Vec<usize>,
@@ -38,21 +38,22 @@ pub(super) struct Gaps<'a> {
 pub(super) struct Batch<'g> {
     /// Their positions.
     pub(super) elements: &'g [u64],
-    /// Where the numbers after each continue, in bits of the buffer.
+    /// For each element, the bit of the buffer at which the next number begins.
     ends: &'g [usize],
-    /// The bit where the buffer begins, counted behind the first byte of the payload.
+    /// The position of the buffer in bits, counted from the second byte of the payload.
     origin: u64,
 }
 
 impl Batch<'_> {
-    /// Return where the numbers after element `number` of the batch continue, in bits behind the first byte.
+    /// Return the bit at which the number after element `number` of the batch begins, counted from the second byte.
     pub(super) fn end(&self, number: usize) -> u64 {
         self.origin + to_u64(self.ends[number])
     }
 }
 
 impl<'a> Gaps<'a> {
-    /// Decode from `position` on, in bits behind the first byte. `next` is the first element that may have changed.
+    /// Decode from the bit `position` on, counted from the second byte. `next` is the first element that may have
+    /// changed.
     pub(super) fn new(
         payload: Payload<'a>,
         bits: u32,
@@ -94,8 +95,8 @@ impl<'a> Gaps<'a> {
         }))
     }
 
-    /// Decode units, and return the number of elements. Before, `next` is at most the number of elements of a tensor, and each
-    /// of the units adds less than 2³², so that no sum overflows.
+    /// Decode units, and return the number of elements. No sum overflows: `next` is at first at most the number of
+    /// elements of a tensor, and each unit adds less than 2³².
     fn decode(&mut self, units: usize, most: usize) -> usize {
         let mask = (1_u64 << self.bits) - 1;
         let (mut bit, mut next, mut count) = (self.bit, self.next, 0);

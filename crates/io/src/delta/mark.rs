@@ -20,11 +20,11 @@ pub(super) const FACTS_NBYTES: usize = UNFINISHED_PATCH.len() + 4 + 3 * 16;
 pub(super) struct Mark {
     /// The number of the file in its checkpoint.
     pub(super) number: u32,
-    /// The id of the patch, as [`short`].
+    /// The [`short`] id of the patch.
     pub(super) patch: u128,
-    /// The id of the file before the patch, as of a version of one file, as [`short`].
+    /// The [`short`] id of the file before the patch, computed as if the file was the whole version.
     pub(super) file: u128,
-    /// All files before the patch, as [`base_of`].
+    /// The [`base_of`] all files before the patch.
     pub(super) base: u128,
 }
 
@@ -45,10 +45,10 @@ impl Mark {
     /// Read the mark at the beginning of a file; `None` if it has none.
     ///
     /// # Errors
-    /// The mark is of another patch than the one with this short id; errors of reading.
+    /// The mark names a patch with another short id, or reading fails.
     pub(super) fn of(path: &Path, file: &File, patch: u128) -> Result<Option<Mark>, Error> {
         let nbytes = file.metadata().map_err(unopened(path))?.len();
-        // Behind the end of a shorter file are zeros, the id of no patch.
+        // A shorter file is padded with zeros, which are the id of no patch.
         let mut start = [0; MARK_NBYTES];
         let filled = MARK_NBYTES.min(saturating_usize(nbytes));
         FileRange::new(file, 0, to_u64(filled))

@@ -55,7 +55,8 @@ impl Counts {
         }
     }
 
-    /// Return the width for which the numbers take the fewest bytes, the smallest of several, and these bytes.
+    /// Return the width of a unit for which the numbers take the fewest bytes, and the number of bytes. Of several such
+    /// widths, return the smallest.
     pub(super) fn best(&self) -> (u32, u64) {
         let nbytes = |bits: u32| {
             let small = (0..).zip(&self.small);

@@ -26,7 +26,7 @@ use crate::verify::verify_files;
 use crate::watch::{Unwatched, Watch};
 use crate::workers::{Reading, in_parallel};
 
-/// Bytes of a tensor from one mark to the next: changes are found from the last mark on.
+/// Bytes of a window of a tensor. [`Sparse`] stores where the changes in each window begin.
 pub(super) const WINDOW_NBYTES: u64 = 256 << 10;
 
 /// A file that describes the changes from one version of a checkpoint to another.
@@ -82,14 +82,14 @@ pub(super) struct Sparse {
     pub(super) width: u64,
     elements: u64,
     pub(super) count: u64,
-    /// Where to begin for windows of the tensor; empty until the positions are checked.
+    /// Where the changes in the windows of the tensor begin; empty until the positions are checked.
     starts: Vec<Start>,
 }
 
 /// A place between two runs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
-    /// Where the numbers continue, in bits.
+    /// The bit at which the next number begins.
     position: u64,
     /// The first element after the last run.
     next: u64,
@@ -97,8 +97,8 @@ struct Mark {
     index: u64,
 }
 
-/// Where to begin for all windows before this one that are not before an earlier start. So there are no more starts than
-/// runs, however large the tensor is said to be.
+/// Where the changes begin for the windows before `until` that no earlier start has. Windows without changes share a
+/// start, so there are at most as many starts as runs, even if the header claims a huge tensor.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     until: u64,

@@ -165,7 +165,7 @@ pub(super) struct Found {
     pub(super) id: String,
     /// The digest of the data, if it was read.
     pub(super) digest: Option<String>,
-    /// The id of each file, as of a version of one file.
+    /// The id of each file, computed as if the file was the whole version.
     pub(super) files: Vec<String>,
 }
 
@@ -183,7 +183,7 @@ impl Found {
         let digests = digests.transpose()?;
         let heads = files.iter().map(|file| head(file));
         let heads = heads.collect::<Result<Vec<_>, _>>()?;
-        // Of a file with digests in its header, the id does not depend on whether the data was read.
+        // If the header of a file has digests, the id of the file must not depend on whether the data was read.
         let of_file = |number: usize| {
             let covers = covers_data([files[number].header()].into_iter());
             let digest = digests.as_ref().map(|digests| &*digests.files[number]);
