@@ -217,7 +217,8 @@ impl Lane {
         })
     }
 
-    /// Count a slot for its copies. Return whether it may have one: only a few if they cannot run yet.
+    /// Count a slot for its copies, and return true; or return false if it has enough slots for copies that cannot run
+    /// yet.
     pub(super) fn take(&self, gpu: &Gpu) -> Result<bool, DeviceFault> {
         let few = |slots| (slots < MOST_HELD_UP).then_some(slots + 1);
         let is_few = self
@@ -234,7 +235,7 @@ impl Lane {
         Ok(true)
     }
 
-    /// Count a slot less.
+    /// Count one slot less.
     pub(super) fn put(&self) {
         self.slots.fetch_sub(1, sync::Ordering::SeqCst);
     }

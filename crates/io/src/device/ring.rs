@@ -268,7 +268,7 @@ impl Ring {
     /// Free the memory of all slots that no copy uses: of all slots if no call is running.
     pub(crate) fn give_back(&self) {
         let mut state = locked(&self.state);
-        // What fails is asked again.
+        // A query that fails is repeated by the next call.
         let _ = state.harvest(None);
         let free = mem::take(&mut state.free);
         let count = free.len();

@@ -61,7 +61,8 @@ impl Slot {
         }
     }
 
-    /// Return whether the memory is pinned, for `gpu` to copy from. Another device that was reset took its pins along.
+    /// Return whether the memory is pinned, for copies of `gpu`. If another device had pinned it and was reset, it is
+    /// not pinned any more.
     pub(super) fn is_pinned(&mut self, gpu: &Arc<Gpu>) -> bool {
         let is_gone = |pin: &Pin| !Arc::ptr_eq(&pin.gpu, gpu) && pin.gpu.is_reset();
         self.pin = self.pin.take().filter(|pin| !is_gone(pin));

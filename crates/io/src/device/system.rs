@@ -46,7 +46,7 @@ pub fn why_pageable() -> Option<String> {
     if !is_in_use() {
         return None;
     }
-    // Opening a handle to ask for its flags waits for no other process.
+    // In a forked child, the lock may stay locked for ever.
     let systems = briefly(&SYSTEMS)?;
     systems.values().find_map(|system| system.ring.why_pageable())
 }

@@ -19,10 +19,11 @@ use super::onto::{Allocator, Fresh, Onto, Refusal};
 use super::ring::Ring;
 use super::stream::DeviceStream;
 
-/// It has one state for the process, so that tests take turns.
+/// The simulator has one state for the whole process, so tests take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Keeps it loaded: each time that it is, it takes places of Windows for its threads, which are given back with the process.
+/// The library stays loaded: each load takes slots for thread-local storage from Windows, which only the end of the
+/// process frees.
 static KEPT: OnceLock<Library> = OnceLock::new();
 
 /// Bytes that are copied at once: less than a tensor of the tests has.
@@ -30,7 +31,7 @@ pub(super) const SMALL_CHUNK_NBYTES: usize = 4096;
 /// The size of a slot for them.
 pub(super) const SMALL_SLOT_NBYTES: usize = SMALL_CHUNK_NBYTES + 4096;
 
-/// The simulator, begun anew.
+/// The simulator, after a reset.
 pub(super) struct Fake {
     library: Arc<Library>,
     pub(super) driver: Arc<Driver>,
@@ -57,7 +58,7 @@ fn path() -> PathBuf {
 }
 
 impl Fake {
-    /// With this many devices, and a ring of this many small slots.
+    /// Resets the simulator to this many devices. The ring has this many small slots.
     pub(super) fn new(seed: u64, devices: usize, slots: usize) -> Fake {
         Fake::with_chunks(seed, devices, slots, SMALL_CHUNK_NBYTES)
     }
@@ -83,12 +84,12 @@ impl Fake {
         Device::open(&self.driver, ordinal, &self.ring).unwrap()
     }
 
-    /// What reads onto a device in the order of the default stream.
+    /// The destination of reads onto a device, in the order of the default stream.
     pub(super) fn onto(&self, device: &Device) -> Onto {
         self.onto_on(device, Neighbour::DEFAULT)
     }
 
-    /// What reads onto a device in the order of this stream.
+    /// The destination of reads onto a device, in the order of this stream.
     pub(super) fn onto_on(&self, device: &Device, stream: Neighbour) -> Onto {
         let framework = Framework {
             library: Arc::clone(&self.library),
@@ -118,14 +119,14 @@ impl Fake {
         Fake::stream(device).finish().unwrap();
     }
 
-    /// Memory of the device with these bytes, as a tensor of the caller's has.
+    /// Device memory with these bytes, like the memory of a tensor.
     pub(super) fn block_of(&self, device: &Device, bytes: &[u8]) -> DeviceRegion {
         let fresh = Fresh {
             nbytes: bytes.len(),
             tensor: None,
         };
         let block = self.onto(device).allocator.allocate(&[fresh]).unwrap().remove(0);
-        // What its owner before does with it is over.
+        // The previous owner's queued work must not overwrite the bytes.
         self.seen_by_caller(device, block.address(), block.len());
         let write = self.function::<unsafe extern "C" fn(u64, *const u8, usize) -> bool>("fake_cuda_write");
         // SAFETY: requires `bytes.len()` bytes.
@@ -133,7 +134,7 @@ impl Fake {
         block
     }
 
-    /// Queues what fills the block with `byte`, as a kernel of the caller's does.
+    /// Queues work that fills the block with `byte`, like a kernel of the caller.
     pub(super) fn queue_fill(&self, device: &Device, block: &DeviceRegion, byte: u8) {
         type Fill = extern "C" fn(*mut c_void, usize, u64, usize, u8) -> i32;
         let fill = self.function::<Fill>("fake_cuda_old_owner");
@@ -169,7 +170,7 @@ impl Fake {
         self.function::<extern "C" fn(usize)>("fake_cuda_pin_limit")(nbytes);
     }
 
-    /// Has registering fail with this code.
+    /// Makes registering memory fail with this code.
     pub(super) fn register_code(&self, code: i32) {
         self.function::<extern "C" fn(i32)>("fake_cuda_register_code")(code);
     }
@@ -205,7 +206,7 @@ impl Fake {
         Neighbour(stream)
     }
 
-    /// Begins or ends a kernel on the default stream of the first device that runs until it is ended.
+    /// Begins or ends an endless kernel on the default stream of the first device.
     pub(super) fn busy(&self, is_busy: bool) {
         self.busy_on(0, Neighbour::DEFAULT, is_busy);
     }
@@ -216,23 +217,23 @@ impl Fake {
         assert_eq!(busy(stream.0, ordinal, is_busy), 0);
     }
 
-    /// Has copies done when they are queued.
+    /// Makes copies complete when they are queued.
     pub(super) fn instant(&self) {
         self.function::<extern "C" fn(bool)>("fake_cuda_instant")(true);
     }
 
-    /// Has all done that is queued: first what the callers have, then the rest.
+    /// Runs all queued work: first the callers' work, then the rest.
     pub(super) fn settle(&self) {
         assert_eq!(self.function::<extern "C" fn() -> i32>("fake_cuda_finish")(), 0);
     }
 
-    /// Does to a device what `cudaDeviceReset` does.
+    /// Resets a device, as `cudaDeviceReset` does.
     pub(super) fn reset_device(&self, ordinal: usize) {
         let reset = self.function::<extern "C" fn(usize) -> i32>("fake_cuda_device_reset");
         assert_eq!(reset(ordinal), 0);
     }
 
-    /// Has every later call for a device fail with this code.
+    /// Makes every later call for a device fail with this code.
     pub(super) fn lose(&self, ordinal: usize, code: i32) {
         let lose = self.function::<extern "C" fn(usize, i32) -> i32>("fake_cuda_lose");
         assert_eq!(lose(ordinal, code), 0);
@@ -256,7 +257,7 @@ impl Fake {
         counters
     }
 
-    /// The bytes that the caller's stream finds there, in its order.
+    /// The bytes at an address, as work in the order of the caller's stream finds them.
     pub(super) fn seen_by_caller(&self, device: &Device, address: u64, nbytes: usize) -> Vec<u8> {
         self.seen_on(device, Neighbour::DEFAULT, address, nbytes)
     }
@@ -287,7 +288,7 @@ impl Neighbour {
 
 /// A function of `control`.
 fn function<'l, T>(library: &'l Library, name: &str) -> Symbol<'l, T> {
-    // SAFETY: requires the type of the function: each caller has the one that `control` says.
+    // SAFETY: requires the type of the function: each caller passes the type that `control` declares.
     unsafe { library.get(name.as_bytes()) }.unwrap()
 }
 

@@ -97,7 +97,7 @@ fn on_device(buffer: Buffer) -> DeviceRegion {
     }
 }
 
-/// What is read of them on the host.
+/// The bytes of a part, read to the host.
 fn expected(part: &Job<'_>) -> Vec<u8> {
     crate::read(std::iter::once(part), &ReadOptions::default(), &Unwatched).unwrap()[0].to_vec()
 }
@@ -154,7 +154,7 @@ fn outcome(seed: u64, mistake: usize) -> bool {
     fake.make_mistake(mistake);
     let loaded = load(&fake, &device, &parts).unwrap();
     if mistake == 1 {
-        // What is given back too early is the same mistake.
+        // Memory that is freed too early shows the mistake too.
         fake.ring.give_back();
     }
     let is_right = is_right(&fake, &device, &parts, &loaded);
@@ -195,7 +195,7 @@ fn whole(archive: &Archive) -> Vec<Job<'_>> {
 
 /// Load once with the driver set up by `prepare`. Return the outcome, and the counters after everything was freed.
 fn attempt(threads: usize, prepare: impl FnOnce(&Fake)) -> (Result<bool, Error>, Counters) {
-    // More threads than slots, where there are several: some wait for others.
+    // Two slots: if there are more threads, some wait for others.
     let fake = Fake::new(1, 1, 2);
     let archive = mixed();
     let parts = whole(&archive);
@@ -237,7 +237,7 @@ fn fail_each_call(threads: usize) {
             let (outcome, left) = attempt(threads, |fake| fake.fail(number, code));
             let what = format!("call {number} with {code}");
             match outcome {
-                // Such as memory that could not be pinned, or that is only freed.
+                // Some failures do no harm: pinning is optional, and freeing comes last.
                 Ok(is_right) => assert!(is_right, "{what}"),
                 Err(error) => {
                     let Failure::Device(DeviceFault::Call {
@@ -255,7 +255,7 @@ fn fail_each_call(threads: usize) {
             // A lost device takes its memory along: no call frees it.
             if !(700..=719).contains(&code) {
                 let kept = (left.pinned, left.streams, left.events, left.contexts);
-                // What fails to be given back is still there, which is one of them.
+                // Only the object of the failed call may be left.
                 let most = u64::from(kept.0 > 0) + kept.1 + kept.2 + kept.3;
                 assert!(most <= 1, "{what}: {kept:?}");
             }
@@ -393,7 +393,7 @@ fn a_file_that_is_cut_short_while_copies_run_is_told_of_and_the_memory_is_given_
     let device = fake.device(0);
     let refused = load(&fake, &device, &whole(&archive)).unwrap_err();
     assert!(matches!(refused.failure(), Failure::Read { .. }), "{refused}");
-    // Copies that are still under way would find their memory gone.
+    // Run the remaining copies: `stray` counts those whose memory was freed.
     fake.settle();
     assert!(fake.counters().copies > 0);
     assert_eq!(fake.counters().stray, 0);

@@ -80,7 +80,7 @@ fn whatever_code_pinning_gives_the_load_goes_on_from_pageable_memory() {
     let archive = mixed();
     let parts = whole(&archive);
     for code in [1, 2, 3, 4, 201, 304, 709, 712, 801, 999] {
-        // None can be pinned, and all but the first.
+        // With these limits, no slot can be pinned, or only the first.
         for limit in [0, SMALL_SLOT_NBYTES] {
             let fake = Fake::new(3, 1, 4);
             fake.pin_limit(limit);
@@ -116,7 +116,7 @@ fn a_device_that_is_lost_fails_its_own_loads_only() {
         for threads in [1, 3] {
             let fake = Fake::new(5, 2, 3);
             let (lost, other) = (fake.device(0), fake.device(1));
-            // Its slots come back with copies that may still run.
+            // Dropping this load returns slots whose copies may still run.
             let kept = load(&fake, &lost, &parts).unwrap();
             fake.lose(0, code);
             for _ in 0..3 {
@@ -139,7 +139,7 @@ fn a_device_that_was_reset_takes_no_memory_of_others_along() {
         let (reset, other) = (fake.device(0), fake.device(1));
         drop(load(&fake, &reset, &parts).unwrap());
         fake.reset_device(0);
-        // The slots that it pinned are gone, and the next ones are of the other.
+        // The reset freed the slots that this device pinned, so this load pins new ones for the other device.
         let loaded = load(&fake, &other, &parts).unwrap();
         assert!(is_right(&fake, &other, &parts, &loaded));
         assert!(load(&fake, &reset, &parts).is_err());

@@ -103,15 +103,15 @@ fn sizes(dice: &mut Dice) -> Vec<usize> {
     (0..1 + dice.roll(12)).map(|_| size(dice)).collect()
 }
 
-/// Whether the file has what the tensors were when the save was called.
+/// Whether the file has the values that the tensors had when the save was called.
 fn outcome(seed: u64, mistake: usize) -> bool {
     let mut dice = Dice(seed);
-    // Slots that hold a piece of the file, and such that do not.
+    // Slots for a whole piece of the file, and smaller ones.
     let chunk_nbytes = [PIECE_NBYTES, SMALL_CHUNK_NBYTES][dice.roll(2)];
     let fake = Fake::with_chunks(seed, 2, 2 + dice.roll(4), chunk_nbytes);
     let devices = [fake.device(0), fake.device(1)];
     let mut sizes = sizes(&mut dice);
-    // One at least that is of some size, on a device, and has many kernels to wait for.
+    // At least one tensor is not small, is on a device, and has many kernels to wait for.
     sizes.insert(0, 5000);
     let mut step = Step::begin(&fake, &devices, &mut dice, &sizes);
     let first = fake.block_of(&devices[0], &[0; 5000]);
@@ -153,7 +153,7 @@ fn a_file_has_the_bytes_of_the_last_step_in_every_order_of_the_streams() {
 
 #[test]
 fn every_wait_that_a_save_leaves_out_is_found() {
-    // A save has no waits of the caller's stream for copies: it waits for each itself.
+    // Mistake 3 is left out: in a save, the calling thread and not the caller's stream waits for copies.
     for (mistake, what) in MISTAKES.into_iter().filter(|(number, _)| *number != 3) {
         let seeds = 100;
         let found = (0..seeds).filter(|&seed| !outcome(seed, mistake)).count();
@@ -174,7 +174,7 @@ fn attempt(prepare: impl FnOnce(&Fake)) -> (Result<(), Error>, Vec<u8>, Vec<u8>,
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");
     fs::write(&path, b"old").unwrap();
-    // What a framework holds is not what a save leaves behind.
+    // The framework's memory is freed before the counters are read, so they count only the save's objects.
     let owners: Vec<DeviceRegion> = {
         let device = fake.device(0);
         let block = |(number, &size): (usize, &usize)| fake.block_of(&device, &pattern(to_u64(number), size));
@@ -230,7 +230,7 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
             let (saved, found, expected, left) = attempt(|fake| fake.fail(number, code));
             let what = format!("call {number} with {code}");
             match saved {
-                // Such as memory that could not be pinned, or that is only freed.
+                // Some failures do no harm: pinning is optional, and freeing comes last.
                 Ok(()) => assert!(found == expected, "{what}"),
                 Err(error) => {
                     let Failure::Device(DeviceFault::Call { code: found_code, .. }) = *error.failure() else {
@@ -238,7 +238,7 @@ fn a_call_that_fails_is_named_and_the_old_file_stays() {
                     };
                     failed += 1;
                     assert_eq!((found_code, &found[..]), (code, &b"old"[..]), "{what}");
-                    // The device is opened before a file is spoken of.
+                    // An error of opening the device names no file.
                     assert!(error.path().is_none_or(|path| path.ends_with("file")), "{what}");
                 }
             }

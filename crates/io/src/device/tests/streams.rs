@@ -10,7 +10,7 @@ use super::super::gpu::{MOST_HELD_UP, MOST_LANES, Way};
 use super::*;
 use crate::watch::Watch;
 
-/// When the kernel ends that a load must not wait for, so that a test fails and does not hang.
+/// The kernel ends after this time. A load that waits for it fails the test then, instead of hanging.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Stops when the flag is set.

@@ -20,7 +20,7 @@ use crate::writer::Writer;
 
 /// Longer than an interrupted call takes on a busy machine.
 const SOON: Duration = Duration::from_secs(10);
-/// When the kernel ends that a call must not wait for, so that a test fails and does not hang.
+/// The kernel ends after this time. A call that waits for it fails the test then, instead of hanging.
 const LATE: Duration = Duration::from_secs(30);
 
 /// Stops after some milliseconds.
@@ -32,8 +32,8 @@ impl Watch for Impatient {
     }
 }
 
-/// Calls `work` while a kernel runs on the caller's stream that does not end, and checks that it stops soon after its watch.
-/// The kernel ends, and slots that are held come back, when that is over.
+/// Calls `work` while an endless kernel runs on the caller's stream, and checks that it ends soon after the watch stops
+/// it. The kernel then ends, and the slots in `held` are returned.
 fn stops_beside_a_kernel(
     fake: &Fake,
     what: &str,
@@ -56,7 +56,7 @@ fn stops_beside_a_kernel(
         working.join().unwrap()
     });
     assert!(outcome.as_ref().is_err_and(Error::is_interrupted), "{what}");
-    // What was queued is still copied, from memory and to memory that is there.
+    // Queued copies still run, and their memory must exist.
     fake.settle();
     assert_eq!(
         (fake.counters().stray, fake.counters().deadlocks),
@@ -68,7 +68,7 @@ fn stops_beside_a_kernel(
 #[test]
 fn a_load_is_interrupted_while_the_stream_of_its_caller_is_busy() {
     for threads in [1, 4] {
-        // More than the slots take, and more than one of them takes.
+        // Bytes for more than all slots, for part of the slots, and for more than one slot.
         for sizes in [&[9000; 8][..], &[3000; 3], &[70_000]] {
             let fake = Fake::new(1, 1, 2);
             let archive = file(1, sizes);
@@ -79,7 +79,7 @@ fn a_load_is_interrupted_while_the_stream_of_its_caller_is_busy() {
             let options = ReadOptions {
                 threads: NonZeroUsize::new(threads),
             };
-            // The slots are full of what another load has sent.
+            // Repeated loads fill the slots with copies that wait for the kernel.
             let read = |watch: &dyn Watch| -> Result<(), Error> {
                 loop {
                     read_to(&jobs, &options, watch)?;
