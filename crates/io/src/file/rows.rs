@@ -80,7 +80,7 @@ fn copy_from(pages: &MmapRaw, rows: &[Row], dest: &mut [u8], is_whole: impl FnOn
         let (into, after) = mem::take(&mut rest).split_at_mut(number(row.nbytes * row.count));
         let from = pages.as_mut_ptr().wrapping_add(number(row.begin)).cast_const();
         let stride = isize::try_from(row.stride).unwrap_or(0);
-        // SAFETY: `copy_units` asks for
+        // SAFETY: `copy_units` requires
         // - as many readable blocks, `stride` bytes apart from `from` on, as `into` has room for: `into` has room for
         // `count`, and all of them are in `pages` (`lies_in`), which stay mapped while they are borrowed. All numbers
         // are at most the length of the mapping, so that none was replaced by 0; only the stride of a single block may

@@ -37,8 +37,8 @@ impl Memory {
         // held. No slice is ever made: `MmapRaw` takes over the pages at once and returns only a pointer. Not provable: a
         // process that truncates the file removes pages, and touching a removed page is a SIGBUS, never wrong bytes.
         //
-        // Without reserving swap for pages that might be written to: the system would refuse files that are larger
-        // than its memory, though hardly any user writes to such tensors.
+        // No swap is reserved for pages that might be written to: the system would otherwise refuse files that are
+        // larger than its memory, though hardly any user writes to such tensors.
         let pages = unsafe { MmapOptions::new().no_reserve_swap().map_copy(file) }?;
         MAPPED_FILES.fetch_add(1, Ordering::Relaxed);
         Ok(Memory(Held::Mapped(MmapRaw::from(pages))))
@@ -348,7 +348,7 @@ impl Region {
     }
 }
 
-/// Where elements of this dtype have to begin: at a multiple of their own size.
+/// The alignment of elements of this dtype: the size of an element.
 pub(crate) fn alignment(dtype: Dtype) -> usize {
     match dtype.bits() {
         64 => 8,

@@ -69,6 +69,6 @@ pub(crate) unsafe fn populate(start: *mut u8, nbytes: usize) {
     let _ = populated;
 }
 
-/// Elsewhere pages are found when they are written to.
+/// Other systems allocate a page at the first write to it.
 #[cfg(not(target_os = "linux"))]
 pub(crate) unsafe fn populate(_: *mut u8, _: usize) {}

@@ -134,7 +134,8 @@ impl<'a> FileRange<'a> {
                     Err(fault @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG | Errno::IO)) => {
                         return Err(fault.into());
                     }
-                    // Two file systems, a file without positions, a kernel or a sandbox without the call.
+                    // The files are on two file systems, one of them has no positions, or the kernel or a sandbox lacks
+                    // the call.
                     Err(_) => break,
                 }
             }

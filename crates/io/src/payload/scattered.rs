@@ -55,7 +55,7 @@ impl<'a> Scattered<'a> {
         let mut span = vec![0; nbytes];
         self.tensor.read(begin * self.unit, &mut span, stop)?;
         for (place, element) in places.iter().zip(into.chunks_exact_mut(width)) {
-            // Inside of `span`, which has that many bytes of memory.
+            // The position is inside of `span`, which is in memory, so it fits.
             let at = to_usize((place - begin) * self.unit).unwrap_or(0);
             element.copy_from_slice(&span[at..at + width]);
         }

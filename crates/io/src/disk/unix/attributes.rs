@@ -78,7 +78,8 @@ impl Attributes {
     }
 }
 
-/// Return whether it worked; an error only when the reason is another than that it may not, or cannot, be done here.
+/// Return true on success, and false if this process may not, or this system cannot, make the change. Other errors are
+/// returned.
 fn permitted(result: rustix::io::Result<()>) -> io::Result<bool> {
     match result {
         Ok(()) => Ok(true),

@@ -79,7 +79,8 @@ impl Directory {
         retry_on_intr(|| fs::openat(&self.fd, name, flags, mode)).map(File::from)
     }
 
-    /// A new file that has no name, and vanishes by itself when the process ends. Not every file system can.
+    /// A new file that has no name, and vanishes by itself when the process ends. `None` if the file system does not
+    /// support such files.
     #[cfg(target_os = "linux")]
     pub(crate) fn unnamed(&self, birth: Birth) -> Option<File> {
         // The reason for a failure does not matter: creating a named file works, or reports it.
@@ -124,10 +125,10 @@ impl Directory {
         }
     }
 
-    /// Fail where this process may not write to the file `name`.
+    /// Fail if this process may not write to the file `name`.
     pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
         match fs::accessat(self, name, Access::WRITE_OK, AtFlags::EACCESS) {
-            // Removed a moment ago; or a kernel that cannot answer for the effective user.
+            // The file was removed a moment ago, or the kernel cannot check the permissions of the effective user.
             Ok(()) | Err(Errno::NOENT | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(fault) => Err(fault.into()),
         }

@@ -22,7 +22,8 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     Ok(of_stat(&fstat(file)?))
 }
 
-/// Return whether a file is this user's alone to change: in a directory that others may write to, it may be a pipe, or theirs.
+/// Return whether this user owns a regular file with one name. In a directory that others may write to, it may be a
+/// pipe, or another user's file.
 #[cfg(feature = "remote")]
 pub(crate) fn is_ours(facts: &Facts) -> bool {
     facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
@@ -153,14 +154,14 @@ pub(crate) fn refuses_direct(fault: &io::Error) -> bool {
 }
 
 pub(crate) fn write_all_at(file: &File, bytes: &[u8], position: u64) -> io::Result<()> {
-    // Goes on after short writes and after signals.
+    // The standard library continues after short writes and signals.
     file.write_all_at(bytes, position)
 }
 
 /// Append to a journal to which other processes append, in one call, which local file systems order. Return the position of
 /// the end of the bytes.
 pub(crate) fn append(mut notes: &File, bytes: &[u8]) -> io::Result<u64> {
-    // On a full disk a part of it may fit: writing the rest reports that.
+    // On a full disk, only a part of the bytes may fit. The next write then reports the error.
     notes.write_all(bytes)?;
     notes.stream_position()
 }
@@ -231,11 +232,11 @@ pub(crate) fn unlock(file: &File) -> io::Result<()> {
     Ok(retry_on_intr(|| flock(file, FlockOperation::Unlock))?)
 }
 
-/// Bytes that are reserved in one call. Where that means to fill pages (tmpfs), it takes about 0.1 s.
+/// Bytes that are reserved in one call. On tmpfs, which fills pages for that, a call takes about 0.1 s.
 pub(crate) const RESERVED_AT_ONCE: u64 = 1 << 30;
 
-/// Reserve `count` bytes from `position` on. False where the file system cannot; the error is of the kind
-/// [`io::ErrorKind::Interrupted`] after a signal.
+/// Reserve `count` bytes from `position` on. Return false if the file system cannot reserve. After a signal, the error
+/// has the kind [`io::ErrorKind::Interrupted`].
 #[cfg(target_os = "linux")]
 pub(crate) fn reserve(file: &File, position: u64, count: u64, size: crate::disk::Size) -> io::Result<bool> {
     use crate::disk::Size;
@@ -259,8 +260,8 @@ pub(crate) fn reserve(_: &File, _: u64, _: u64, _: crate::disk::Size) -> io::Res
     Ok(false)
 }
 
-/// Fail if a file of `nbytes` has no room, where the system reports the free space. Space that is reserved for root counts
-/// as room, and so do the blocks of the file: no file that fits is refused.
+/// Fail if the system reports less free space than a file of `nbytes` needs. Space that is reserved for root counts as
+/// free, and so do the blocks of the file: no file that fits is refused.
 #[cfg(target_os = "linux")]
 pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
     use rustix::fs::{fstatvfs, syncfs};
@@ -269,10 +270,10 @@ pub(crate) fn check_room(file: &File, nbytes: u64) -> io::Result<()> {
             return false;
         };
         let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512);
-        // Without a size it is one that does not know.
+        // A file system that reports no size does not know its free space.
         space.f_blocks > 0 && nbytes.saturating_sub(there) > space.f_bfree.saturating_mul(space.f_frsize)
     };
-    // The blocks of deleted files may be free only after that, as on btrfs.
+    // On btrfs, the blocks of deleted files are free only after `syncfs`.
     if is_short() && syncfs(file).is_ok() && is_short() {
         return Err(Errno::NOSPC.into());
     }
@@ -304,8 +305,8 @@ pub(crate) fn check_extent(_: &File, _: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Fail when the process may not write files this large (`ulimit -f`). Writing would find out by a signal, which
-/// ends the process unless it is ignored.
+/// Fail when the process may not write files this large (`ulimit -f`). The first write past the limit would raise a
+/// signal, which ends the process unless it is ignored.
 pub(crate) fn check_size_limit(nbytes: u64) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if nbytes > limit => Err(Errno::FBIG.into()),

@@ -109,7 +109,7 @@ impl Directory {
         }
     }
 
-    /// Fail where this process may not write to the file `name`.
+    /// Fail if this process may not write to the file `name`.
     pub(crate) fn check_writable(&self, name: &OsStr) -> io::Result<()> {
         let is_read_only = |facts: Facts| facts.mode & FILE_ATTRIBUTE_READONLY != 0;
         if self.facts(name)?.is_some_and(is_read_only) {

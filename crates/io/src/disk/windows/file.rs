@@ -218,7 +218,7 @@ pub(crate) fn unlock(file: &File) -> io::Result<()> {
     calls::unlock(file, LOCKED)
 }
 
-/// Reserve `count` bytes from `position` on. False where the file system cannot.
+/// Reserve `count` bytes from `position` on. Return false if the file system cannot reserve.
 pub(crate) fn reserve(file: &File, position: u64, count: u64, size: Size) -> io::Result<bool> {
     let end = position + count;
     let Ok(room) = i64::try_from(end) else {
