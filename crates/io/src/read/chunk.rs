@@ -47,7 +47,7 @@ impl<'p, 'd> Chunk<'p, 'd> {
 
     /// Split off the memory of its first `nbytes` bytes. Return it and the rest.
     pub(super) fn split_at(self, nbytes: usize) -> (Destination<'d>, Option<Chunk<'p, 'd>>) {
-        // Most of many chunks are taken whole.
+        // If there are many chunks, most are taken whole.
         if nbytes >= self.dest.len() {
             return (self.dest, None);
         }
@@ -82,7 +82,7 @@ fn split<'p, 'd>(
     let mut chunks = Vec::with_capacity(plan.pieces().len());
     let mut pieces = plan.pieces().iter().peekable();
     for (number, dest) in dests.into_iter().enumerate() {
-        // Most of many blocks have one piece.
+        // If there are many blocks, most have one piece.
         if let Some(piece) = pieces.next_if(|piece| piece.block == number && piece.nbytes == dest.len()) {
             let gap = sources[piece.file].gap_nbytes();
             cut(piece, dest, gap, chunk_nbytes, &mut chunks);
@@ -122,7 +122,7 @@ fn cut<'p, 'd>(
     let border = most.min(HUGE_PAGE_NBYTES);
     let mut runs = Runs::of(piece);
     if gap == 0 && (1..=most).contains(&dest.len()) {
-        // Most of many pieces are one chunk.
+        // If there are many pieces, most are one chunk.
         let begin = runs.begin();
         chunks.push(Chunk {
             file: piece.file,
@@ -163,8 +163,8 @@ fn cut<'p, 'd>(
 }
 
 /// Join chunks into tasks. If the source makes one long read of several, a task is such a read: neighbours with gaps of at most
-/// [`ReadAt::gap_nbytes`], `most` bytes from the first to the last. From other sources it is any chunks that follow, with a
-/// cost of `most` bytes in all.
+/// [`ReadAt::gap_nbytes`], `most` bytes from the first to the last. From other sources, a task is a sequence of chunks
+/// with a total cost of at most `most` bytes.
 fn join<'p, 'd>(mut chunks: Vec<Chunk<'p, 'd>>, sources: &[&dyn ReadAt], most: usize) -> Vec<Task<'p, 'd>> {
     let mut begins = Vec::new();
     let (mut file, mut span, mut cost) = (0, 0..0, 0);

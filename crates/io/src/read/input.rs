@@ -18,8 +18,9 @@ pub(super) const VECTOR: usize = 1024;
 /// The number of short runs that are processed together: enough to fill a read.
 pub(super) const BATCH: usize = 8 << 10;
 
-/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. So are runs less than
-/// a page apart, which a disk reads in any case, unless more bytes are discarded than are wanted.
+/// Runs that are closer than this in a file are read together: a call costs more than this many bytes. Runs that are
+/// less than a page apart are also read together, since a disk reads whole pages, unless the read would discard more
+/// bytes than it returns.
 const CLOSE_NBYTES: u64 = 1 << 10;
 
 /// Runs that are shorter than this, on average, are read with the gaps between them and then copied: the system takes longer
@@ -118,10 +119,10 @@ impl Input<'_> {
         Ok(())
     }
 
-    /// Return whether to read `nbytes` bytes that begin with `row` by [`Input::read_rows`]: many short blocks which the
-    /// source has in memory, mapped or less than a page apart.
+    /// Return whether [`Input::read_rows`] suits `nbytes` bytes that begin with `row`: they are many short blocks, and
+    /// the source is in memory or the blocks are less than a page apart.
     ///
-    /// Other sources would read more bytes than needed. Vectored reads distinguish local files.
+    /// Other sources would read more bytes than needed. Only local files have vectored reads.
     pub(super) fn suits_rows(&self, row: &Row, nbytes: usize) -> bool {
         let is_close = row.count > 1 && row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
         self.stream.is_none()
@@ -144,7 +145,7 @@ impl Input<'_> {
         if self.source.copy_rows(rows, dest) {
             return Ok(());
         }
-        // Also if the file was truncated, which the read reports.
+        // The source is not mapped, or the file was truncated: then reading it reports the error.
         let mut blocks = dest;
         for row in rows {
             let is_close = row.stride <= row.nbytes + to_u64(PAGE_NBYTES);
@@ -340,8 +341,8 @@ fn nbytes(runs: &[ReadRun<'_>]) -> usize {
 
 /// `nbytes` bytes of `buffer`, which grows if needed, that begin as far into a page as `position` in the file.
 ///
-/// Processors copy to an address a few bytes further into a page than the one they copy from at a fifth of their speed
-/// (2026-11, pread of 64 KiB: 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).
+/// Processors copy at a fifth of their speed if the destination begins a few bytes further into a page than the source
+/// (2026-11, pread of 64 KiB: 2 GB/s at a distance of 8 or 16 bytes, 10 GB/s at 0, 32 or 64).
 pub(crate) fn level(buffer: &mut Vec<u8>, position: u64, nbytes: usize) -> &mut [u8] {
     if nbytes == 0 {
         return &mut [];

@@ -405,8 +405,9 @@ impl Tensor<'_> {
         }))
     }
 
-    /// Return the shape and the bytes of what `index` selects, in C order. The bytes are a view of the mapping if they are
-    /// contiguous there and the index has no list, else a copy; only the selected bytes are read, or little more.
+    /// Return the shape and the bytes of what `index` selects, in C order. The bytes are a view of the mapping if they
+    /// are contiguous there and the index has no list, and otherwise a copy. Few bytes besides the selected ones are
+    /// read.
     ///
     /// # Errors
     /// [`Failure::Slice`] if the index does not fit, and as [`read()`].

@@ -214,7 +214,7 @@ impl<'p> Plan<'p> {
         piece.at = end;
         let follows = self.pieces.last().is_some_and(|last| last.goes_on_in(piece));
         piece.at = match piece.nbytes {
-            // Nothing is read there, and the block still begins with the next piece.
+            // An empty piece reads nothing, so the next piece still begins the block.
             0 => end - end % kind.alignment,
             _ if !kind.is_level => end.next_multiple_of(kind.alignment),
             _ if follows && end.is_multiple_of(piece.alignment) => end,
@@ -287,13 +287,13 @@ pub(crate) fn joined(runs: impl IntoIterator<Item = FileRun>) -> Vec<FileRun> {
     joined
 }
 
-/// The first place in a block, which begins with a page, after the `end` bytes that are taken: as far into a page as
-/// `position` is in the file if it is the first, else as far into a cache line. If elements of this `alignment` do not begin
-/// so in the file, a multiple of a cache line.
+/// Return the first position from `end` on in a block that begins at a page. For the first bytes of a block, the
+/// position has the same offset in a page as `position` in the file; for later bytes, the same offset in a cache line.
+/// If that offset does not have this `alignment`, the position is a multiple of a cache line.
 ///
-/// So whole pages of a file become whole pages of memory, which reads past the page cache need; and processors copy to an
-/// address a few bytes further into a page than the one they copy from at a fifth of their speed (2026-11, pread of 64 KiB:
-/// 2 GB/s where the distance is 8 or 16 bytes, 10 GB/s where it is 0, 32 or 64).
+/// So whole pages of a file become whole pages of memory, as reads past the page cache need it. And processors copy at
+/// a fifth of their speed if the destination begins a few bytes further into a page than the source (2026-11, pread of
+/// 64 KiB: 2 GB/s at a distance of 8 or 16 bytes, 10 GB/s at 0, 32 or 64).
 fn level_place(end: usize, position: u64, alignment: usize) -> usize {
     let unit = if end == 0 { PAGE_NBYTES } else { ALIGNMENT };
     let into_unit = to_usize(position % to_u64(unit)).unwrap_or(0);

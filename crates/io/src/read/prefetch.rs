@@ -475,7 +475,7 @@ mod tests {
         with_file(|path| {
             let mut ahead = ahead(path);
             while ahead.next(&Unwatched).unwrap().is_some() {}
-            // As a child finds it that was forked while another thread had both locks.
+            // The state in a child that was forked while another thread held both locks.
             ahead.process = 0;
             let (shared, thread) = (Arc::clone(&ahead.shared), locked(&ahead.thread).take());
             let held = shared.locked();
