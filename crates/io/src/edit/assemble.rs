@@ -29,7 +29,7 @@ pub enum Inherit {
     Digests,
     /// No digests.
     Nothing,
-    /// These, computed while the bytes are copied.
+    /// Compute these digests while the bytes are copied.
     Computed(Keep),
 }
 

@@ -33,8 +33,8 @@ impl ForeignFile {
         })
     }
 
-    /// Copy the bytes from `position` on to what `index` takes of the tensor `name`, all by an empty one. The system
-    /// does it by itself where it can.
+    /// Copy the bytes from `position` on to the elements of the tensor `name` that `index` selects; an empty index
+    /// selects all. The system copies them if it can.
     ///
     /// # Errors
     /// As [`Writer::write`]; [`Failure::Read`] when the file has fewer bytes.

@@ -249,7 +249,7 @@ pub(super) fn sealed(mut batch: Vec<u8>) -> Vec<u8> {
     batch
 }
 
-/// The hash of a batch, of all but itself.
+/// The hash of all bytes of a batch except the hash.
 fn check(batch: &[u8]) -> [u8; 8] {
     let mut hash = Xxh3::new();
     hash.update(&batch[..CHECK.start]);
@@ -307,7 +307,7 @@ impl JournalState {
             [RANGE, begin, end] if begin < end && end <= self.total => Some(begin..end),
             _ => None,
         };
-        // An invalid claim takes nothing: reading it again would find its ranges taken.
+        // An invalid claim takes no range, so that reading it again has the same result.
         let ranges = records.as_chunks::<RECORD>().0.iter().map(range);
         let ranges: Vec<Range<u64>> = ranges.collect::<Option<_>>()?;
         for (number, range) in ranges.iter().enumerate() {

@@ -14,7 +14,7 @@ use crate::payload::FileRange;
 const MAGIC: [u8; 8] = *b"ingot-w2";
 /// Bytes before the hash: the magic, the size of the file, and the name of the temporary file after its length.
 const SAID: u64 = 8 + 8 + 8 + 256;
-/// Bytes of the preamble: those and their XXH3.
+/// Bytes of the preamble, with the XXH3 of the bytes before it.
 pub(super) const NBYTES: u64 = SAID + 8;
 
 /// `None` if the name of the temporary file is too long.

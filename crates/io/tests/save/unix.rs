@@ -263,7 +263,7 @@ fn a_pipe_that_nobody_reads_can_be_interrupted() {
     make_pipe(&path);
     let unopened = put_watched(&path, OLD, &SaveOptions::default(), &StopAfter::new(3));
     assert!(unopened.as_ref().is_err_and(Error::is_interrupted));
-    // A reader that does not read.
+    // Open the pipe for reading, and never read.
     let _reader = File::options().read(true).write(true).open(&path).unwrap();
     let full = put_watched(&path, &new(1 << 20), &SaveOptions::default(), &StopAfter::new(4));
     assert!(full.as_ref().is_err_and(Error::is_interrupted));

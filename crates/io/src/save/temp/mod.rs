@@ -99,7 +99,7 @@ impl Temp {
         names::has_name(&self.entry.directory, self.name(), &self.file)
     }
 
-    /// Reserve `nbytes`, which come in any order.
+    /// Reserve `nbytes`, which are then written in any order.
     fn reserve(&mut self, nbytes: u64, watch: &dyn Watch) -> Result<(), Error> {
         self.nbytes = nbytes;
         space::reserve(&self.file, nbytes, Size::Scattered, watch)
@@ -272,7 +272,7 @@ mod tests {
         temp.publish(&Unwatched).unwrap();
         assert!(!temp.is_unnamed());
         assert_eq!(std::fs::read(&path).unwrap(), b"0123456789");
-        // The name from which it is published is gone.
+        // The temporary name does not exist any more.
         let gone = temp.publish(&Unwatched).unwrap_err();
         assert_ne!(gone.to_string(), target::is_there(&path).to_string());
         assert!(gone.to_string().contains("20 bytes"), "{gone}");

@@ -170,7 +170,7 @@ pub(super) fn link(entry: &DirectoryEntry, file: &File) -> Result<OsString, Unli
 /// The names to try for a temporary file: `.{target}.{number}.ingot-tmp`.
 fn temp_names(target: &OsStr) -> impl Iterator<Item = OsString> {
     let several = (1..=TRIES).map(|number| numbered(target, number, SUFFIX));
-    // For others that remove all such files on purpose.
+    // The last name is random, in case all numbered names are taken.
     several.chain(std::iter::once_with(|| temp_name(target)))
 }
 

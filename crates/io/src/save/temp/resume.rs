@@ -16,7 +16,7 @@ use crate::save::flush::flush;
 use crate::save::target::{explain, find, is_there};
 use crate::watch::Watch;
 
-/// How often the file is opened again that another process has just renamed or removed.
+/// How often the file is opened again if another process has just renamed or removed it.
 const TRIES: usize = 10;
 
 /// Temporary files under a name that their target determines. They are locked until they are dropped, so that no other
@@ -124,7 +124,7 @@ mod tests {
     use crate::save::temp::names::is_temp_of;
     use crate::watch::Unwatched;
 
-    /// As the thread has that flushes it.
+    /// The thread that flushes the file may still have it open.
     #[test]
     fn a_draft_can_be_resumed_while_an_earlier_call_still_has_its_file_open() {
         let folder = tempfile::tempdir().unwrap();

@@ -38,8 +38,8 @@ impl DirectWriter {
         })
     }
 
-    /// Write `bytes` at `position` of `cached`, which is the same file: past the page cache as far as the system accepts
-    /// that, the rest through it.
+    /// Write `bytes` at `position` of `cached`, which is the same file: directly as far as the system accepts direct
+    /// writes, and the rest through the page cache.
     pub(super) fn write(&self, cached: &File, bytes: &[u8], position: u64) -> io::Result<()> {
         let written = self.write_at(bytes, position)?;
         write_all_at(cached, &bytes[written..], position + to_u64(written))

@@ -53,8 +53,8 @@ impl Writing<'_> {
         }
     }
 
-    /// Return a file with a name and the bytes of `temp`. They are not read from the payloads again, which the caller may
-    /// change after the watch has reported all bytes.
+    /// Return a file with a name and the bytes of `temp`. The payloads are not read again, since the caller may change
+    /// them once the watch has reported all bytes.
     fn named_copy(&self, temp: &Temp, entry: &Arc<DirectoryEntry>) -> Result<Temp, Error> {
         let nbytes = self.pieces.nbytes();
         let all = [Payload::File(FileRange::new(temp.file(), 0, nbytes))];
@@ -159,7 +159,7 @@ impl Writing<'_> {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof)).step(step::COPY);
         }
         // The file is truncated at the end and not at the start, so that a process that has it mapped reads wrong bytes
-        // instead of a hole, which would crash it. A shorter file crashes it all the same.
+        // instead of a hole, which would crash it. If the new file is shorter, such a process still crashes.
         file.set_len(nbytes).step(step::COPY)?;
         self.finish(file)
     }

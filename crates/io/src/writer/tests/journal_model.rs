@@ -37,7 +37,7 @@ pub enum Step {
     TakeOver(u8),
     /// Read the records that other parties have written since.
     Look(u8),
-    /// Write a record that no party wrote, with the hash that it needs; of a claim with these ranges.
+    /// Write a forged record with a valid hash. The ranges belong to a claim.
     Forge(u64, u64, Vec<[u64; 3]>),
     /// Write at most as many bytes as a record has.
     Scribble(Vec<u8>),
@@ -55,8 +55,8 @@ struct Expected {
 }
 
 impl Expected {
-    /// Apply the record at `position`, with the ranges of a claim behind it. `None` if it is not valid, and for all records
-    /// behind such a one.
+    /// Apply the record at `position`, which the ranges of a claim follow. `None` if it is invalid. All records after
+    /// an invalid one are invalid too.
     fn add(&mut self, position: u64, kind: u64, number: u64, ranges: &[[u64; 3]]) -> Option<Verdict> {
         let verdict = if self.is_broken {
             None
