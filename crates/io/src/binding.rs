@@ -1,4 +1,5 @@
-//! What only the extension module for Python, the benches, the tests and the fuzz targets use. It changes in any release.
+//! Items that only the extension module for Python, the benches, the tests and the fuzz targets use. They may change in
+//! any release.
 
 pub use ingot_format::{MODEL_SPEC_KEY, StopFlag};
 

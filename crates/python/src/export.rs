@@ -43,7 +43,7 @@ struct ByDlpack {
 
 /// By the buffer protocol.
 struct ByBuffer {
-    /// `code(dtype)` returns the code in files of a dtype whose buffers have the same form; None for others.
+    /// `code(dtype)` returns the dtype's code in files, or None if its buffers have another layout than files.
     code: Py<PyAny>,
 }
 
@@ -103,7 +103,7 @@ impl ByDlpack {
             return Ok(Vec::new());
         };
         let places = storages.iter().zip(firsts);
-        // Not collected: vectors of results grow step by step.
+        // `collect` does not reserve the capacity for an iterator of results.
         let mut all = Vec::with_capacity(items.len());
         for ((_, tensor), (storage, first)) in items.iter().zip(places) {
             all.push(self.one(tensor, &storage, &first)?);

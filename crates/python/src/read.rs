@@ -130,7 +130,7 @@ pub(crate) fn chosen<'a>(
     found(py, checkpoint, &names)
 }
 
-/// Bytes of the tensors that are asked for.
+/// Return the number of bytes of the requested tensors.
 pub(crate) fn nbytes(py: Python<'_>, checkpoint: &Checkpoint, wanted: &Wanted<'_>) -> PyResult<u64> {
     Ok(jobs(py, checkpoint, wanted)?.iter().map(Job::nbytes).sum())
 }
@@ -252,7 +252,7 @@ pub(crate) fn whole<'py>(
     Ok(tensors)
 }
 
-/// The tensors that are asked for, in that order.
+/// Return the requested tensors in their order.
 pub(crate) fn take<'py>(
     py: Python<'py>,
     checkpoint: &Checkpoint,
@@ -399,7 +399,7 @@ fn jobs_as<'a>(
     dtype: impl Fn(usize) -> Option<Dtype>,
 ) -> PyResult<Vec<Job<'a>>> {
     wanted.check()?;
-    // Not collected: vectors of results grow step by step, which takes longer than all else here.
+    // `collect` of results would not reserve memory, and growing takes longer than all other work here.
     let mut names = Vec::with_capacity(wanted.names.len());
     for name in &wanted.names {
         names.push(name.to_str()?);

@@ -21,14 +21,14 @@ use crate::watch::Signals;
 /// A file whose tensors are declared, and then written in any order. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
 pub(crate) struct Writer {
-    /// Whoever writes holds a share of it.
+    /// Each write holds a reference, so that `close` need not wait for it.
     writer: RwLock<Held<Arc<ingot_io::Writer>>>,
 }
 
-/// What fills a file.
+/// A writer that is open, or was closed.
 enum Held<T> {
     Open(T),
-    /// With a path in a process that was forked: the file of that path is the parent's.
+    /// In a forked process with the path of the file, which is the parent's.
     Closed(Option<PathBuf>),
 }
 
@@ -47,7 +47,8 @@ impl<T> Held<T> {
         }
     }
 
-    /// Closes what a fork shares with its parent, whose locks would else outlive it there.
+    /// Closes the file in a forked process, which would else keep the parent's lock on the file after the parent has
+    /// ended.
     fn disown(&mut self, path: impl FnOnce(&T) -> &Path) {
         if let Held::Open(held) = self {
             *self = Held::Closed(Some(path(held).to_owned()));
@@ -160,7 +161,7 @@ impl Writer {
     }
 
     fn disown(&self) {
-        // Not where a thread had it that the fork does not have: nobody would ever unlock it.
+        // If another thread of the parent had locked it, it stays locked in the fork.
         if let Ok(mut held) = self.writer.try_write() {
             held.disown(|writer| writer.path());
         }
@@ -287,7 +288,7 @@ impl Appender {
     }
 
     fn disown(&self) {
-        // As of a `Writer`.
+        // As in `Writer::disown`.
         if let Ok(mut held) = self.appender.try_lock() {
             held.disown(ingot_io::Appender::path);
         }
@@ -295,7 +296,7 @@ impl Appender {
 }
 
 impl Appender {
-    /// Calls `work` when nobody else does, without holding the interpreter while it waits.
+    /// Calls `work`, one call at a time. The interpreter is released while a call waits.
     fn with(
         &self,
         py: Python<'_>,
