@@ -136,7 +136,7 @@ pub(super) struct RemoteModel {
 
 /// The folder of the shards.
 enum ShardBase {
-    /// Beside this file, which on the Hub is at one commit. Shards in the Hub's cache are read from there.
+    /// The folder of this file. On the Hub, the URL names one commit. Shards in the Hub's cache are read from there.
     Url(Box<Remote>),
     /// A folder of the Hub's cache, without requests to the Hub.
     Folder(PathBuf),
