@@ -47,7 +47,7 @@ fn serve() {
 /// The bytes of the parts that are kept, by their numbers.
 static KEPT: Mutex<BTreeMap<u32, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-/// The answer that begins an upload and completes one, each for the client that reads it.
+/// One answer for requests that begin an upload and for requests that complete one: clients read their part of it.
 const MADE: &[u8] =
     b"<CompleteMultipartUploadResult><UploadId>1</UploadId><ETag>e</ETag></CompleteMultipartUploadResult>";
 

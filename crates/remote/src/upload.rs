@@ -321,14 +321,14 @@ impl Upload {
         }
     }
 
-    /// Return success after all if the object is this one, of `nbytes` bytes; otherwise `fault`, which a request to make it
-    /// had.
+    /// Return `Ok` if the object was made although the request failed: it has the id of this save and `nbytes` bytes.
+    /// Otherwise return the request's `fault`.
     fn unless_made(&self, fault: Fault, nbytes: u64, deadline: Deadline<'_>) -> Result<()> {
         if matches!(fault.kind(), FaultKind::Stopped) || fault.is_misuse() {
             return Err(fault);
         }
         let request = HttpRequest::new("HEAD", self.url());
-        // The time of the lost answer is over.
+        // The deadline of the request whose answer was lost has passed.
         let deadline = Deadline::within(self.resource.client().options.stall_timeout, deadline.stop);
         match self.resource.exchange(&request, deadline) {
             Ok((head, _)) if self.is_made(&head, nbytes) => Ok(()),
