@@ -171,7 +171,8 @@
 
 // From the ground up: `sync`; `options`, `digest`, `convert`; `error`; `disk`, `watch`, `memory`; `file`;
 // `workers`; `payload`, `checkpoint`; `read`, `computed`; `fold`, `verify`; `save`;
-// `serialize`, `remote`; `edit`; `delta`; `writer`; `fuzzing`, `binding`. Each imports what stands below it: scripts/check-floors.
+// `serialize`, `remote`; `edit`; `delta`; `writer`; `fuzzing`, `binding`. Each imports only modules before it:
+// scripts/check-floors.
 #[doc(hidden)]
 pub mod binding;
 mod checkpoint;
@@ -228,7 +229,7 @@ pub mod credentials {
     pub use ingot_remote::{Credential, Credentials, Identity, Keys, Wanted};
 }
 
-// Of ingot-format, what occurs in these.
+// Items of ingot-format that appear in the API of this crate.
 pub use ingot_format::{
     Entry, Format, FormatError, Header, Index, IndexError, Layout, LayoutOptions, Leniency, Limits, Places,
     SelectionError, ShardIndex, SharedError, Spec, layout,

@@ -121,8 +121,8 @@ pub(crate) fn each(nbytes: u64, chunks: usize, least: usize) -> usize {
 /// processed, of the `total` that `watch` reports, and stops waiting when its stop flag is set. Tasks are taken from the
 /// iterator as threads become free, so that a list of tasks takes no memory for work that has not begun.
 ///
-/// If the system refuses threads there are fewer, and with none at all the caller does the work. The caller also does the
-/// work if it is enough for one thread only, unless that waits: then the caller has to watch.
+/// The system may refuse threads: with fewer threads the work continues, and with none the caller does it. The caller
+/// also does work for a single thread, unless the work waits: then the caller must be free to watch.
 ///
 /// # Errors
 /// The first failure of `work`, or an interruption by `watch`. Tasks that have begun are finished, others are dropped.

@@ -18,8 +18,8 @@ pub(crate) mod thread {
     };
     pub(crate) use std::thread::available_parallelism;
 
-    /// End the wait of the thread that opened the scope when `work` is over, and not when the scope's threads are: shuttle
-    /// wakes threads then in any wait.
+    /// Keep one thread of the scope alive until `work` is over: when the last thread of a scope ends, shuttle wakes the
+    /// thread that opened the scope, from any wait.
     pub(crate) fn scope<'env, R>(work: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R) -> R {
         let (over, is_over) = shuttle::sync::mpsc::channel::<()>();
         shuttle::thread::scope(|scope| {
@@ -30,7 +30,7 @@ pub(crate) mod thread {
         })
     }
 
-    /// Starts threads, and fails to now and then, as the system may.
+    /// Starts threads, and sometimes fails to, as the system may.
     pub(crate) struct Builder;
 
     impl Builder {
