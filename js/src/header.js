@@ -46,7 +46,7 @@ class Header {
   }
 
   get(name) {
-    // Made when it is needed: the page of a model does not need it.
+    // Made on first use, since the page of a model does not use it.
     this.#byName ??= new Map(this.tensors.map((tensor) => [tensor.name, tensor]));
     return this.#byName.get(name);
   }
