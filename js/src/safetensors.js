@@ -29,7 +29,7 @@ class JsonHeaderReader {
     this.raw = new RawHeader("safetensors");
     /** The first deviation that a strict reader rejects. */
     this.unusual = null;
-    /** How an entry of each dtype of the file begins, if it is compact. */
+    /** For each dtype in the file, the text with which a compact entry begins. */
     this.beginnings = [];
   }
 
