@@ -98,7 +98,7 @@ const SORTS = {
 
 /** Values and headers of both models. It lives as long as the models do, so that results are kept. */
 export class Comparison {
-  /** Of the comparison that is going on. */
+  /** Cancels the running comparison. */
   #controller = null;
   #wasStarted = false;
   /** What both models are, if the comparison needs it. */
@@ -262,7 +262,7 @@ export class Comparison {
     this.#controller?.abort();
   }
 
-  /** Compares the values of all tensors that both have, unless that is going on. */
+  /** Compares the values of all tensors that both models have, unless a comparison is running. */
   async all() {
     if (this.#controller) return;
     this.#wasStarted = true;
