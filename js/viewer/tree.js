@@ -80,7 +80,7 @@ export class Tree {
         NONE;
     this.#insertAll(table.tensors);
     this.#maps.clear();
-    // Not before: while nodes are added, columns are copied.
+    // The columns are made now, since columns that exist while nodes are added are copied each time they grow.
     this.count = new Float64Array(this.parent.length);
     this.parameters = new Float64Array(this.parent.length);
     this.bytes = new Float64Array(this.parent.length);
@@ -115,8 +115,8 @@ export class Tree {
   }
 
   #insertAll(tensors) {
-    // Neighbours in a file usually have a common path, which is not looked up again: the modules of the last name, and
-    // where their parts of it end.
+    // The modules of the last name, and the ends of their parts in it: the next name usually begins with the same
+    // modules, which are then not looked up again.
     const [path, ends] = [[0], []];
     let before = "";
     for (let number = 0; number < tensors.length; number++) {
