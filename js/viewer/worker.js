@@ -12,8 +12,9 @@ import { picture } from "./picture.js";
 import { readMeant } from "./unpack.js";
 
 /**
- * Bytes of a piece: the size of a reused buffer, and the interval at which cancellation is noticed. It is less than a
- * browser buffers of an unread answer, so that the network continues while a piece is counted.
+ * Bytes of a piece: the size of a reused buffer, and the interval at which cancellation is noticed.
+ * Browsers buffer more than this of an unread response, so the download continues while a piece is
+ * counted.
  */
 const PIECE = 3 << 16;
 /** Milliseconds between two progress reports. */
@@ -26,7 +27,7 @@ const AS_STORED = { down: 0, across: 1 };
 
 const opened = new Map();
 
-/** The file of a wire, opened once. */
+/** Opens the file that a message describes, once. */
 function sourceOf({ wire }, signal) {
   if (wire.blob || wire.report) return reopened(wire, signal);
   const key = `${wire.url} ${wire.known?.version}`;
