@@ -63,7 +63,7 @@ T = TypeVar("T")
 
 _counted_step = partial(counted, "step")
 
-#: Frameworks with training states, in the order in which a state with several is one of them.
+#: Frameworks with training states. A state with objects of several is of the first of them.
 _WITH_STATES = ("torch", "flax", "numpy")
 _PACKAGES = {"flax": "jax"}
 # Codes of a `CheckpointError` about a damaged step. The others are about the caller's objects, or a version.
@@ -108,9 +108,8 @@ class Checkpoints:
     best : tuple of (str, {"min", "max"}, int), optional
         ``("loss", "min", 2)`` keeps the two steps with the smallest metric ``"loss"``.
     framework : {"torch", "flax", "numpy"}, optional
-        The framework whose functions save and load the states. By default the one that the objects in the
-        state are of. Without objects to look at, the framework that saved the step if it is imported, else
-        NumPy.
+        The framework whose functions save and load the states. By default the framework of the objects in the
+        state. If there are none, the framework that saved the step if it is imported, else NumPy.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that use the directory together: by default all, if torch.distributed is initialised before
         the first call. Each of them makes every call, with the same arguments.
@@ -548,7 +547,7 @@ class Checkpoints:
         ------
         CheckpointError
             There is no such step, or none at all (``code`` is ``"no-step"``), or none that is whole
-            (``"no-valid-step"``). Or a step is not as `latest` accepts it, or does not fit `into`.
+            (``"no-valid-step"``). Or `latest` would not accept the step, or the step does not fit `into`.
         IntegrityError
             The given step is damaged.
         OSError, HeaderError, StorageError, DestinationError, DtypeError
@@ -1040,7 +1039,7 @@ class Checkpoints:
             found.append(work(folder, commit))
             return {}, _Tried(commit.save, False, None)
         except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
-            # The same step does not vanish twice.
+            # A step may vanish once. The second time it is damaged.
             if not has_vanished and not _is_there(folder, commit):
                 return {}, _Tried(None, True, None)
             if not _is_damage(error):
