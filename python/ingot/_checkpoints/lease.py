@@ -29,7 +29,7 @@ from ingot.errors import StorageError
 RENEW_SECONDS = 10.0
 #: Seconds after which a lease that was not touched has expired.
 EXPIRE_SECONDS = 60.0
-# JSON in Python has Infinity.
+# Python's JSON parser accepts Infinity.
 _MOST_SECONDS = 600.0
 _PAUSE_SECONDS = 0.05
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -287,7 +287,7 @@ def _is_alive(holder: Holder) -> bool | None:
     if not _is_here(holder):
         return None
     if not holder.boot and sys.platform == "win32":
-        # Signal 0 would end the process there.
+        # On Windows, `os.kill` with signal 0 would end the process.
         return True if holder.process == os.getpid() else None
     # The option hidepid of /proc hides processes of other users.
     started = _started(holder.process) if holder.started else ""
