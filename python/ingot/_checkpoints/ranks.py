@@ -28,8 +28,8 @@ class Ranks:
         self._process_group = process_group
         # Both, or none while there are no ranks.
         self._made: list[Any] = []
-        # Connections that are released otherwise wait for the other ranks to release theirs. At exit, the
-        # system closes them: an interpreter that ends starts no threads.
+        # Other ways to release connections wait until the other ranks release theirs. At exit, the system
+        # closes them: an interpreter that ends starts no threads.
         finalize(self, _close, self._made).atexit = False
         self._name = ""
         self._times = 0
