@@ -106,7 +106,8 @@ def committed(directory: str) -> list[int]:
     while True:
         listed = numbers(directory)
         found = [step for step in listed if is_committed(folder_of(directory, step))]
-        # A step that is deleted after the list was read has made room for one that is not in it.
+        # If the list changed meanwhile, a step may have been deleted, and the step that replaces it is not in
+        # `found`: list again.
         if numbers(directory) == listed:
             return found
 
@@ -122,7 +123,7 @@ def check_directory(directory: str) -> None:
         names = sorted(os.listdir(directory))
     except FileNotFoundError:
         if os.path.lexists(directory):
-            # It could not be made either, since there is something.
+            # The path is a broken link, so no directory can be made there.
             raise
         return
     foreign = next((name for name in names if _FOREIGN.fullmatch(name) and not _STEP.fullmatch(name)), None)
@@ -263,7 +264,7 @@ def check(folder: str, commit: Commit, names: Iterable[str] | None = None) -> No
 
 
 def check_save(commit: Commit, checkpoint: Checkpoint) -> None:
-    """Raise if a file of a step is not of its save."""
+    """Raise if a file of a step has another save id than the commit file."""
     found = (checkpoint.metadata() or {}).get(SAVE_KEY)
     if found != commit.save:
         reason = f"expected the file of save {commit.save}, found {found}"
