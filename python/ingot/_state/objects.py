@@ -87,7 +87,7 @@ def _lives(tree: Any, path: TreePath, leaves: set[type]) -> Iterator[tuple[TreeP
         yield path, tree
         return
     for step, value in _items(tree, path, leaves):
-        # Without a path for each of many tensors.
+        # A tree may have many tensors, so they get no path.
         if type(value) not in leaves:
             yield from _lives(value, (*path, step), leaves)
 
