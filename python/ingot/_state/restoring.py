@@ -222,7 +222,7 @@ class Restoring(Decoder):
             self._met.add(path)
             self._planner.place(own, stored, path, self)
         elif is_tensor(own) and module == owner(own):
-            # Like a plain value, it comes from the file.
+            # It comes from the file, as plain values do.
             self._met.add(path)
         return stored
 
