@@ -1,1 +1,1 @@
-"""The commands, each in the file of its name, which `program` imports when it is called."""
+"""The commands. `program` imports the file of a command when the command is called."""
