@@ -272,7 +272,7 @@ def _common_ends(texts: Sequence[str], whole_words: bool = False) -> tuple[int, 
 
 
 def _common(texts: Sequence[str]) -> int:
-    """Return the number of characters at the start that all texts have."""
+    """Return the length of the longest common prefix."""
     columns = enumerate(zip(*texts, strict=False))
     return next((at for at, column in columns if len({*column}) > 1), min(map(len, texts)))
 
