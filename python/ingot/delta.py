@@ -463,7 +463,7 @@ def items(source: Source, *, max_nbytes: int = 16 << 20, **options: Unpack[Heade
 
 def _items(patch: Patch, max_nbytes: int) -> Iterator[Item]:
     for entry, codec, *_ in patch.changed():
-        # Bytes of packed dtypes are elements here.
+        # Positions of packed dtypes count bytes.
         total = entry.nbytes
         width = 1 if entry.dtype.startswith(("F4", "F6")) else max(total // max(entry.parameter_count, 1), 1)
         step = max(max_nbytes // width, 1)
