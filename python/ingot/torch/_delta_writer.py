@@ -141,7 +141,7 @@ class DeltaWriter:
     def save(self, step: int, **options: Unpack[NoOptions]) -> None:
         """Copy the tensors, and write what changed in the background.
 
-        Before, the base moves to the step that was saved last, as by `commit`.
+        First the base moves to the step that was saved last, as `commit` does.
 
         Parameters
         ----------
