@@ -85,7 +85,7 @@ class Fitting(NamedTuple):
     own: Mapping[str, torch.Tensor]
 
     def each_once(self) -> Fitting:
-        """Return the last name of each tensor in the order of the target, as if each was copied in order."""
+        """Keep the last name of each tensor in the order of the target: its value would be copied last."""
         ties = _ties(self.tensors)
         last = {ties[name]: name for name in self.own if name in self.tensors}
         kept = set(last.values())
@@ -144,7 +144,7 @@ def _common(names: Mapping[str, None], own: Mapping[str, torch.Tensor]) -> dict[
 
 
 def _is_filled_with(place: dict[str, Any], name: str, tensors: Mapping[str, torch.Tensor]) -> bool:
-    """Return whether a tensor is the same part of another as in the file, which is filled with it."""
+    """Return whether filling another tensor fills this one: it is the same view as in the file."""
     whole, part = tensors.get(place["of"]), tensors[name]
     if "shape" not in place or whole is None or not _are_plain({"": whole, name: part}):
         return False
@@ -179,7 +179,8 @@ def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: s
         with writing(tensors.values()):
             fill(checkpoint, Wanted(found.sources, dtypes=OF_DESTINATIONS), places, reads)
     except (DestinationError, DtypeError):
-        # Both come before the first byte is read. `slots` names the tensor, or torch converts it.
+        # Both are raised before the first byte is read. Reading one by one then names the tensor, or converts
+        # it.
         return False
     return True
 
@@ -397,7 +398,7 @@ def _spelled(name: str, block: Box) -> Label:
 def _by_device(
     checkpoint: Checkpoint, wanted: Wanted, tensors: list[torch.Tensor]
 ) -> list[tuple[Gpu | None, Filling]]:
-    """Return the filling of the tensors of each device, with the GPU if it can be read onto.
+    """Return a `Filling` for the tensors of each device, with the GPU if ingot can read onto it.
 
     Raises for a tensor that cannot be filled, before anything is read.
     """
