@@ -166,7 +166,7 @@ def _as_asked(source: Source, stored: Checkpoint, reads: Reads, how: Loading) ->
     """Return the checkpoint of the tensors that are computed from the stored ones, and how to read it."""
     if not how.computes:
         return stored, reads
-    # The tensors of another layout are compared before they are put together.
+    # With `remap`, the stored tensors are compared before they are put together.
     return door.computed(source, stored, how), reads._replace(proof=door.PLAIN.proof)
 
 
