@@ -185,7 +185,7 @@ class _Change(NamedTuple):
         return 1 + sum((axis.size - 1) * axis.stored for axis in self.axes)
 
     def is_straight(self) -> bool:
-        """Return whether bytes of the patch are bytes of CPU memory."""
+        """Return whether bytes of the patch can be copied to CPU memory as they are."""
         tensor = self.slot.tensor
         return tensor.is_cpu and self.is_run and not self.casts and DTYPES.get(self.code) == tensor.dtype
 
@@ -364,7 +364,7 @@ def _elements(patch: Patch, change: _Change, is_whole: bool) -> Iterator[tuple[t
             yield torch.frombuffer(bytearray(positions), dtype=torch.int64) - change.begin, elements
 
 
-# Integers of as many bytes: torch copies elements of all dtypes as such.
+# For each element size, the dtype of integers that torch copies in place of any other dtype.
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
