@@ -1,7 +1,7 @@
 """Write one checkpoint by many ranks: each element once, by a rank that holds it.
 
-On one machine all ranks fill the same files. On several machines, a file that two of them write may not
-contain both writes, so each file has one writer, and the other ranks send it their parts.
+On one machine all ranks fill the same files. If two machines write to one file, one of the writes may be
+lost. So on several machines each file has one writer, and the other ranks send it their parts.
 """
 
 from __future__ import annotations
@@ -389,7 +389,7 @@ class _Fill:
             yield
 
     def _write_all(self, paths: Mapping[str, str], writers: dict[str, Writer], opened: ExitStack) -> None:
-        """Write this rank's parts to every file, each rank to another first, since a file has a lock."""
+        """Write this rank's parts to all files. Ranks begin with different files: each has a lock."""
         rank, count = self._peers.rank, len(paths)
         turn = rank * count // self._peers.size
         with self._step("writing", paths):
