@@ -57,7 +57,7 @@ class Apart(NamedTuple):
 
 
 class Encoded(Encoder):
-    """Splits the tree of a rank. States of objects other than modules and optimizers are apart.
+    """Splits the tree of a rank.
 
     Attributes
     ----------
