@@ -37,7 +37,7 @@ _to_dlpack = torch._C._to_dlpack
 _exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
 
-# Return the number of active modes, and one mode. Looked up once, since every opened handle calls them.
+# Functions that return the number of active modes, and one mode. Every opened handle calls them.
 _modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
 _FAKE = torch._C._TorchDispatchModeKey.FAKE
 
@@ -180,7 +180,8 @@ def _packed(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     if part.itemsize == 1:
         part = part.view(torch.uint8)
     packed = part.resolve_conj().resolve_neg().contiguous()
-    # A single element counts as contiguous with any stride; another dtype takes only 1.
+    # A single element counts as contiguous with any stride, but only with stride 1 can it be viewed as
+    # another dtype.
     return packed.as_strided(packed.shape, (1,))
 
 
