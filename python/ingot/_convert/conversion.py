@@ -131,7 +131,7 @@ def sweep(beside: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-# A listing makes no tensor, so they may have any size.
+# A listing makes no tensor, so tensors may have any size.
 _ANY_NBYTES = 1 << 63
 
 
@@ -148,7 +148,7 @@ class Listed(NamedTuple):
     """The path of the file that holds it."""
     begin: None = None
     end: None = None
-    """Positions are facts of this package's files."""
+    """Always None: only files of this package have positions."""
 
     @property
     def parameter_count(self) -> int | None:
@@ -189,7 +189,7 @@ def _listed(path: str, entry: Entry) -> Listed:
     file = entry.file or path
     if entry.fault is not None:
         if getattr(entry.fault, "code", None) == "unsafe-pickle":
-            # A listing selects nothing, and its reader should know.
+            # A conversion can leave this entry out, a listing cannot: report that the pickle is unsafe.
             raise entry.fault
         return Listed(entry.name, str(getattr(entry.fault, "found", None) or "?"), None, None, file)
     code, size = entry.stored or (entry.code, nbytes(entry.code, entry.shape))

@@ -70,7 +70,7 @@ class _Objects:
     def contain_tensors(self, value: Any) -> bool:
         """Return whether it is a placeholder that holds a tensor with dimensions, however deep.
 
-        A number is a value like others, also if it is a tensor: it may be left out with its object.
+        A tensor without dimensions counts as a plain value, which may be left out with its object.
         """
         if not isinstance(value, Placeholder):
             return False
@@ -87,7 +87,7 @@ class _Objects:
                     self._contents.budget.hold(VALUE_NBYTES * (1 + len(inner)))
                     seen.add(id(one))
                     waiting.append(inner)
-        # All that these reach was seen.
+        # None of the values in `seen`, or in these, is such a tensor.
         self._without |= seen
         return False
 

@@ -170,7 +170,7 @@ class Machine(_Base):  # type: ignore[misc]
         if not isinstance(function, Named):
             raise pickle.UnpicklingError(f"a call of {type(function).__name__}, which is not a function")
         if function.name not in self.calls:
-            # A class of tensors or storages, which would have other memory than the file.
+            # A class of tensors or storages. Its objects would have memory outside of the file.
             return Foreign(function.name, self.expected)
         return self.calls[function.name](*arguments)
 

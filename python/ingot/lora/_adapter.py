@@ -73,7 +73,7 @@ _WHOLE = {
 }
 _PAIRS = {"lokr_w1_a": "lokr_w1_b", "lokr_w2_a": "lokr_w2_b", "hada_t1": "hada_t2", "hada_t2": "hada_t1"}
 _PAIRS |= {"lokr_w1_b": "lokr_w1_a", "lokr_w2_b": "lokr_w2_a", "lokr_t2": "lokr_w2_a"}
-# The kind of each part that is not named after it. A module of one kind may have parts of no kind too.
+# The kind of adapter that each part belongs to. None for parts that several kinds have.
 _KINDS: dict[str, str | None] = {
     **dict.fromkeys(("up", "down", "mid"), "LoRA"),
     **dict.fromkeys(("rows", "columns"), "embedding"),
@@ -81,7 +81,7 @@ _KINDS: dict[str, str | None] = {
 }
 # The part whose first dimension is the rank.
 _RANKS = ("down", "rows", "hada_w1_b", "lokr_w2_b", "lokr_w1_b")
-# Settings of PEFT under which the tensors alone do not say what the adapted model computes.
+# Settings of PEFT with which the tensors alone do not define the adapted model.
 _UNSUPPORTED = (
     "target_parameters",
     "layer_replication",

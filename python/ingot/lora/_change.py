@@ -1,4 +1,4 @@
-"""What an adapter adds to a weight, computed some rows at a time.
+"""The change that an adapter makes to a weight, computed some rows at a time.
 
 A weight is a matrix here: its first dimension, and all others together. `change_of` returns an object whose
 ``rows(begin, end)`` returns these rows of the difference, in the dtype of the computation.
@@ -150,7 +150,7 @@ def change_of(
 
 
 def _has_kernel(module: Module, info: TensorInfo) -> bool:
-    """Return whether the factors with a kernel have the one of the base: its elements are in this order."""
+    """Return whether the kernels of the factors have the shape of the base's kernel."""
     kernels = [module.parts[part].shape[2:] for part in _WITH_KERNEL if part in module.parts]
     return len(info.shape) < 3 or all(prod(kernel) == 1 or kernel == info.shape[2:] for kernel in kernels)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FILE = "adapter_model.safetensors"
 
-# The end of the name of each part. What a library lacks cannot be written for it.
+# The end of the name of each part. A part without a name in a library cannot be written for that library.
 _LYCORIS = (
     *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
     *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
@@ -97,7 +97,7 @@ class New(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     values: Array | None
-    """Computed values. None for those of `source`."""
+    """The computed values. None if the values of `source` are copied."""
     source: TensorInfo
 
 

@@ -53,7 +53,7 @@ class Target:
     info: TensorInfo
     changes: list[tuple[float, Adapter, Module | TensorInfo]] = field(default_factory=list)
     replaced: tuple[Adapter, TensorInfo] | None = None
-    """The tensor that takes the place of the base's, whose dtype it gets."""
+    """The adapter's tensor that replaces the base's. It gets the dtype of the base's."""
     dtype: str = ""
 
     @property
@@ -103,7 +103,7 @@ class Weight:
 
 
 class Plan:
-    """Which tensors of the base change, and by what."""
+    """The tensors of the base that change, and their changes."""
 
     def __init__(self, base: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> None:
         self.base = base
@@ -291,7 +291,7 @@ class Output:
         self.is_file = destination.lower().endswith(_FILES)
 
     def check(self, base: Checkpoint) -> None:
-        """Raise if files are there that must not be replaced."""
+        """Raise if a file exists that must not be replaced."""
         if self.is_file:
             self.how.existing.check(self.path)
         else:

@@ -112,7 +112,7 @@ class _Stored(NamedTuple):
 
 
 class _Described(NamedTuple):
-    """A tensor, as ``.metadata`` describes it: unchecked. Without a dtype it is another object."""
+    """A tensor, as ``.metadata`` describes it: unchecked."""
 
     word: str
     shape: Sizes
@@ -165,7 +165,7 @@ def _key(record: Any) -> _Key:
 
 
 def _overlapping(index: dict[_Key, _Stored]) -> set[_Key]:
-    """Return the records that overlap another, by which a small file would hold any number of tensors."""
+    """Return the records that overlap others. They could make a small file hold any number of tensors."""
     found: set[_Key] = set()
     last: tuple[_Key, _Stored] | None = None
     for item in sorted(index.items(), key=lambda item: (str(item[1].file), item[1].position)):
@@ -208,7 +208,7 @@ class _Folder:
         return Contents(region.path, _TITLE, self._contents.options)
 
     def whole(self, entry: Entry) -> Array:
-        """Return the bytes of a record that has them in another order. The last one is kept."""
+        """Return the bytes of a tensor that is not stored in C order, in C order. The last one is cached."""
         last = self._whole
         if last is None or last[0] is not entry:
             last = self._whole = entry, numpy.frombuffer(stored(entry.read()), numpy.uint8)
