@@ -469,7 +469,7 @@ def float_code(dtype: Dtype) -> str:
 
 
 def checked_dequantize(given: bool | Dtype) -> bool | str:
-    """Return whether weights are dequantised, or the code of their dtype."""
+    """Return the option `dequantize`: a bool, or the code of a dtype."""
     if isinstance(given, bool):
         return given
     code = code_of(given)

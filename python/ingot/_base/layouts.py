@@ -124,8 +124,8 @@ class Rules:
     rules : tuple of rules
         They apply one after the other: each sees the names that the rules before it made.
     strict : bool
-        If True, a rule that matches no tensor and a tensor that no rule takes raise `RemapError`. If False,
-        such a rule does nothing, and such a tensor stays as it is; `ingot.remap.plan` lists both.
+        If True, `RemapError` is raised for a rule that matches no tensor and for a tensor that no rule takes.
+        If False, such a rule does nothing, and such a tensor stays as it is; `ingot.remap.plan` lists both.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What several ranks do together, and one process alone."""
+"""The interface of ranks that work together, and its implementation for one process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Together(Protocol):
-    """What `Peers` does for several ranks, and `Alone` for one process."""
+    """The steps that ranks make together: `Peers` for several ranks, and `Alone` for one process."""
 
     rank: int
     size: int

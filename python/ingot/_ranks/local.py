@@ -76,14 +76,14 @@ def _is_hooked(tensor: Any) -> bool:
 
 
 def held(tensor: Any, joined: Joined | None = None) -> Held:
-    """Return the part of a distributed tensor that this rank holds: nothing, if it is outside of the mesh.
+    """Return the part of a distributed tensor that this rank holds, which is empty outside of the mesh.
 
     The parts of a `joined` tensor are divided one by one.
 
     Raises
     ------
     ValueError
-        Raise for a tensor whose memory has none of its values. The message names the call that helps.
+        The memory of the tensor has none of its values. The message names the call that helps.
     """
     if is_dtensor(tensor):
         return _of_mesh(tensor, joined)

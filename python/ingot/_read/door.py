@@ -61,7 +61,7 @@ def reading(checkpoint: Checkpoint, how: Loading) -> Iterator[Reads]:
 
 
 def _reads(how: Loading, tell: Tell | None) -> Reads:
-    # The tensors of another layout were compared before they were put together.
+    # With `remap`, the stored tensors were compared before they were put together.
     proof = (how.verify, how.expected_sha256) if how.remap is None else PLAIN.proof
     return Reads(how.threads, tell, proof)
 

@@ -253,7 +253,7 @@ def _details(rule: Mapping[str, Any], names: _Names, rules: dict[str, Any]) -> l
 
 
 def _value(fact: Mapping[str, Any], names: _Names, rules: dict[str, Any]) -> str | None:
-    """Return the value of a fact as text, or None if it is not to be said."""
+    """Return the value of a fact as text, or None if the text should omit the fact."""
     for word, given in fact.items():
         if word in ("if", "unless") and _any(given, names) != (word == "if"):
             return None
@@ -416,7 +416,7 @@ def _operand(text: str, parts: Mapping[str, Tensor]) -> int | None:
 def _supported(
     found: Mapping[str, Any] | None, texts: Mapping[str, Mapping[str, Any]], role: str, rules: dict[str, Any]
 ) -> tuple[tuple[str | None, str | None], list[str]]:
-    """Return the base, its text with the source, and what sources say beside it."""
+    """Return the base, its text with the source, and notes on sources that name another base."""
     base = shown = found.get("base") if found else None
     candidates = ["*"] if base is None else (found or {}).get("candidates", [])
     notes = []

@@ -103,7 +103,7 @@ class Found(NamedTuple):
 
 
 def applied(checkpoint: Checkpoint, given: Rules) -> Found:
-    """Return what the rules make of the tensors.
+    """Return the tensors that the rules make of stored ones.
 
     Raises
     ------
@@ -372,7 +372,7 @@ def _stacked(table: _Table, rule: kinds.Stack, name: str, numbered: dict[str, st
     first = table.tensors[ordered[0]]
     for other in ordered[1:]:
         one = table.tensors[other]
-        # The function is called for few tensors, since there may be many.
+        # A stack may have many tensors, so the slow check runs only for tensors that differ.
         if (one.dtype, one.shape, one.parts) != (first.dtype, first.shape, first.parts):
             _same(table, rule, ordered[0], other, one, first.shape)
             reason = "ranks cannot slice a stack of which some parts were joined with shard='each'"
@@ -479,7 +479,7 @@ def _parts(
 class Rows(NamedTuple):
     """Rows of a part among the rows of several parts that take turns."""
 
-    # The rows of a group of the part, the first of them in a group of all parts, and the rows of that.
+    # The rows of the part in a group, the first of them in the group, and the rows of all parts in a group.
     size: int
     first: int
     period: int
@@ -489,7 +489,7 @@ class Rows(NamedTuple):
 
     @property
     def has_short_groups(self) -> bool:
-        """Return whether a box for each row of a group is less than a box for each group."""
+        """Return whether one box for each row of a group makes fewer boxes than one for each group."""
         return self.size < self.groups and not self.is_packed
 
     def spread(self, box: Box, dim: int, rows: int) -> Iterator[Box]:

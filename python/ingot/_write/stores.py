@@ -15,7 +15,7 @@ from ingot.typing import StorageOptions
 
 from .shards import Place, rendered
 
-# More than an index has.
+# The most bytes of an index that are read. No index is larger.
 _MOST_NBYTES = 1 << 28
 
 

@@ -162,7 +162,7 @@ class _Pair(NamedTuple):
     path: str
     url: str
     nbytes: int
-    #: Differs once the file is written to or replaced.
+    #: The version of the file. It changes if the file is written to or replaced.
     version: tuple[int, ...]
 
 
