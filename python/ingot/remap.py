@@ -1,8 +1,8 @@
 """Rules that change the layout of tensors while they are read.
 
 The rules are passed as ``remap=[…]`` to `load_file`, `load_into`, `ingot.open`, `ingot.safe_open` and
-`ingot.rewrite`. Each has the destination first. They apply one after the other: each sees the names that the
-rules before it made. Bytes are read from the file to their place in the result.
+`ingot.rewrite`. The first argument of each rule is the new name. They apply one after the other: each sees
+the names that the rules before it made. Bytes are read from the file to their place in the result.
 
 >>> rules = [ingot.remap.rename("embed", "wte"), ingot.remap.select("*")]
 >>> list(ingot.numpy.load_file("model.safetensors", remap=rules))
@@ -82,7 +82,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Plan:
-    """What rules make of a source. `plan` returns one.
+    """The tensors that rules make of a source. `plan` returns one.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Plan:
 
 @takes(HeaderOptions)
 def plan(source: Source, remap: Rules | Iterable[Rule], **options: Unpack[HeaderOptions]) -> Plan:
-    """Return what rules make of a source, without reading a tensor.
+    """Return the tensors that rules make of a source, without reading any.
 
     Parameters
     ----------

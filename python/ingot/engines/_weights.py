@@ -21,8 +21,8 @@ from ingot.typing import Backend
 Weights: TypeAlias = Iterator[tuple[str, torch.Tensor]]
 Says: TypeAlias = Callable[[str], bool]
 
-# For each dimension of the stored tensor a view without memory that has the shape of the part. Along its own
-# dimension it has a stride, and 0 along all others, so that it shows which positions torch selected.
+# There is one view for each dimension of the stored tensor. It has the shape of the part and no memory. Along
+# its own dimension it has a stride, and 0 along all others, so that it shows which positions torch selected.
 Sides: TypeAlias = tuple[torch.Tensor, ...]
 
 
@@ -227,8 +227,8 @@ class _File:
 
     def _unread(self, name: str) -> torch.Tensor:
         dtype = DTYPES.get(self._handle.info(name).dtype)
-        # A mapped file is read on access. A tensor whose dtype torch lacks, or counts in other units, is read
-        # or rejected as a whole.
+        # A mapped file is read on access. A tensor is read or rejected as a whole if torch has no such dtype,
+        # or counts its elements in other units.
         if self._handle.backend == "mmap" or dtype is None or dtype == DTYPES.get("F4"):
             return self._handle.get_tensor(name)
         return UnreadTensor(self._handle.get_slice(name), dtype, torch.device(self._device))
