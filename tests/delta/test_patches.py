@@ -242,7 +242,7 @@ def test_apply_refuses_before_a_byte_changes(versions: list[Path], fault: str, i
     elif fault == "base":
         base = versions[2]
     elif fault == "data":
-        # The header is the base's, and a byte of the data is not.
+        # The header is the base's, but one byte of the data differs.
         data = bytearray(base.read_bytes())
         data[-5] ^= 1
         base.write_bytes(data)

@@ -1,4 +1,4 @@
-"""Quantised weights, dequantised while they are read: every family against plain NumPy."""
+"""Weights that are dequantised while they are read equal the values of a plain decoder in NumPy."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def test_rewrite_writes_plain_weights(tmp_path: Path) -> None:
     assert {*found} == {"x.weight", "x.bias"}
     assert same(found["x.weight"], numpy.ascontiguousarray(model.weights["x.weight"]))
     with ingot.open(new) as file:
-        # The classes of torchao's tensors are gone with their parts.
+        # The entries with the classes of torchao's tensors are removed with the parts.
         assert file.metadata() == {"title": "kept"}
 
 

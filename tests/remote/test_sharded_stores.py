@@ -217,7 +217,7 @@ def test_lost_answer_about_the_index_is_success(either: Store, how: str, overwri
 
 
 def test_index_that_cannot_be_proven_is_read_back(store: Store) -> None:
-    # The index is written, and neither this answer nor the checks of its result arrive.
+    # The index is written, but its response is lost, and so are the responses of the requests that check it.
     store.faults = [Fault("put", index_put(store, False), "cut after"), Fault("head", 1, "cut before", 9)]
     save(OLD, store)
     assert are_equal(load(store), OLD)

@@ -337,7 +337,7 @@ def test_body_is_signed_where_the_connection_does_not_protect_it(store: Store) -
     bodies = [
         one.headers["x-amz-content-sha256"] for one in store.server.requests if "partNumber" in one.path
     ]
-    # Nobody stands between two processes of one machine.
+    # No other program can change bytes between two processes of one machine.
     assert bodies == ["UNSIGNED-PAYLOAD"] * 3
 
 

@@ -1,4 +1,4 @@
-"""What POSIX allows a folder to have after a power cut, given the operations before it.
+"""The contents that POSIX allows a folder to have after a power cut.
 
 What was not flushed may be missing. A write may be torn at 512 or 4,096 bytes. The length of a file may be
 one of its lengths since the last flush, with zeros in place of missing bytes. Names that were not flushed
@@ -25,7 +25,7 @@ PIECES = 8
 class Outcome:
     """The folder after a power cut."""
 
-    #: How many operations had begun. The last one may not be over, unless `returned`.
+    #: The number of operations that had begun. The last one may be incomplete, unless `returned`.
     begun: int
     returned: bool
     files: dict[str, bytes]
@@ -102,7 +102,7 @@ def _persist(operation: Operation, folder: Folder) -> None:
 
 
 def _persist_partly(write: Write, folder: Folder, share: float, chance: random.Random) -> None:
-    """Write some sectors of it: none, all, or any. Its length is reached, or not."""
+    """Write none, all or some of its sectors, and either extend the file to its end or not."""
     if share in (0.0, 1.0) or chance.random() < 0.5:
         if chance.random() < share:
             apply(write, folder)

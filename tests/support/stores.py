@@ -27,7 +27,7 @@ class Rules:
 
     #: All parts except the last have one size, which the last does not exceed.
     equal_parts: bool = False
-    #: Requests that make an object obey ``If-None-Match``: of a PUT, of a completion.
+    #: Whether a PUT, and the completion of an upload in parts, obey ``If-None-Match``.
     put_is_conditional: bool = True
     completion_is_conditional: bool = True
     #: It knows checksums beside signatures.
@@ -273,7 +273,7 @@ class Store:
 
     def _begin(self, request: Request, body: bytes) -> Outcome:
         self._begun += 1
-        # As Amazon's, with characters that a query or XML must escape.
+        # Like Amazon's names, with characters that must be escaped in a query and in XML.
         name = f"upload+{self._begun}/&=<"
         path, headers = unquote(urlsplit(request.path).path), request.headers
         self.uploads[name] = Parts(path, metadata_of(request), headers.get("x-amz-checksum-algorithm"))

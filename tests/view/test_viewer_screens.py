@@ -471,7 +471,7 @@ def test_page_opens_an_address(opened_by_hand: Look) -> None:
 
 
 EVERY_WIDTH = pytest.mark.parametrize("width", [1280, 390])
-# Of a colour scheme, only the contrast depends.
+# Only the contrast depends on the colour scheme.
 AXE = """async (rules) => {
   const found = await axe.run({ resultTypes: ["violations"], ...rules });
   return [found.violations, found.passes.length];

@@ -162,7 +162,7 @@ def test_merge_equals_numpy(data: Any, tmp_path: Path, monkeypatch: pytest.Monke
     found = ingot.numpy.load_file(tmp_path / "merged.safetensors", dtype="F64")
     nearest = np.spacing(np.abs(exact).astype("float32")).astype("float64")
     bits = {"F64": 0, "F32": 0, "F16": 13, "BF16": 16}[dtype]
-    # Half of the last bit, and the error of the computation.
+    # Half a unit in the last place, and the error of the computation.
     limit = (
         1e-12 * (1 + np.abs(exact))
         if dtype == "F64"

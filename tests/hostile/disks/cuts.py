@@ -17,7 +17,7 @@ from support.file_operations import Recording, recorded
 from support.power_loss import Outcome, outcomes
 from support.supervised import is_possible
 
-# One of so many outcomes is followed by the next save, which needs a new process.
+# After one of this many outcomes the next save is tried too, which takes a new process.
 TRIED_AGAIN = 40
 
 

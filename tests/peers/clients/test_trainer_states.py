@@ -107,7 +107,7 @@ def test_trainer_restores_the_scaler(tmp_path: Path) -> None:
     ("name", "found"), [("is_deepspeed_enabled", "DeepSpeed"), ("is_fsdp_enabled", "FSDP")]
 )
 def test_trainer_with_sharded_states_is_refused(tmp_path: Path, name: str, found: str) -> None:
-    # Neither runs in one process without a GPU.
+    # These modes do not run in one process without a GPU.
     one = trainer(tmp_path)
     setattr(one, name, True)
     with raises(ingot.OptionError, f"the Trainer uses {found}", code="sharded-trainer"):
