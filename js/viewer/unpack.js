@@ -110,7 +110,7 @@ const SCHEMES = {
 
   async nvfp4({ shape, experts, isAcross, isDivided, roles: { weight, scales, whole } }, read, rows, first, end) {
     const values = valuesOf("F4");
-    // Numbers of a byte, and of a block, along both axes.
+    // The numbers of elements in a byte, and in a block, along both axes.
     const [[high, wide], [tall, long]] = isAcross ? [[1, 2], [1, 16]] : [[2, 1], [16, 1]];
     const [from, group] = [Math.floor(first / wide), Math.floor(first / long)];
     const lines = (part, down, across, begin) =>
