@@ -146,7 +146,8 @@ class Relay(Carrier):
             cut = list(pieces(0, None, tuple(tensor.shape), 8 * tensor.itemsize))
             with Ring(link(device), room(cut)) as ring:
                 for piece in cut:
-                    # Not from a mapping, whose pages may have to be read first. The host copies those.
+                    # A piece may be in a mapping, whose pages may have to be read first. So the host copies
+                    # it before the device.
                     memory = ring.take()
                     values = memory[: piece.nbytes].view(plain).view(piece.shape)
                     values.copy_(given[piece.place])

@@ -207,7 +207,7 @@ def _copied(stored: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(states: Any, state: Any, peers: Peers) -> tuple[Encoded, bytes, list[TreePath]]:
-    """Return a rank's tensors, the text of its tree, and the paths whose names ranks may share out."""
+    """Return a rank's tensors, the text of its tree, and the paths of the modules and optimizers."""
     lives = lives_in(state)
     joint = (torch.nn.Module, torch.optim.Optimizer)
     apart = {id(live) for live in lives.values() if not isinstance(live, joint)}
@@ -520,7 +520,7 @@ def _differs(path: TreePath, expected: Any, found: Any, rank: int, peers: Peers)
 
 
 def _nodes(encoded: Encoded, own: list[int], shared: list[int], peers: Peers) -> list[Any]:
-    """Return the nodes of the states apart: of those that differ a list of the ranks' nodes."""
+    """Return the nodes of the states apart. If the ranks' states differ, the node is a list of theirs."""
     renamed: dict[int, Any] = {}
     for at in own:
         node = json.loads(json_of(encoded.apart[at].node))
@@ -542,7 +542,8 @@ def _filled(tree: str, nodes: list[Any]) -> str:
     if not nodes:
         return tree
     for at, node in enumerate(nodes):
-        # Keys of the caller that begin with "$" are not written as keys.
+        # The tree has no other such object: keys of the caller that begin with "$" are stored in another
+        # form.
         tree = tree.replace(json_of({RANKS_TAG: at}), json_of(node))
     return tree
 
