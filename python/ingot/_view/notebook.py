@@ -31,7 +31,7 @@ _REMOTE = (
     *("SSH_CONNECTION", "JUPYTERHUB_SERVICE_PREFIX", "COLAB_RELEASE_TAG", "KUBERNETES_SERVICE_HOST"),
     *("KAGGLE_KERNEL_RUN_TYPE", "CODESPACES", "REMOTE_CONTAINERS"),
 )
-# Models of more bytes have only their headers in a page that is shown if the server cannot be reached.
+# The page for browsers that cannot reach the server has only the headers of larger models.
 _EMBEDDED_NBYTES = 128 << 20
 _FRAME = "position: absolute; inset: 0; width: 100%; height: 100%; border: 0"
 # Shows the frame of the server once its page answers, and removes the embedded page.
