@@ -237,7 +237,8 @@ class TestFork:
 
     @pytest.mark.parametrize("call", [_native.release_pinned, _native.why_pageable])
     def test_child_takes_no_driver_lock(self, tmp_path: Path, path: Path, call: Callable[[], object]) -> None:
-        # Loading a FIFO as the driver's library blocks, and meanwhile holds the lock for all drivers.
+        # A load that opens a FIFO as the driver's library does not return, and holds the lock for all
+        # drivers.
         pipe = tmp_path / "driver"
         os.mkfifo(pipe)
         gpu = _native.Gpu(lambda: (0, None, 0), lambda stream, wanted: [], driver=pipe)

@@ -12,7 +12,7 @@ use crate::metadata::Metadata;
 use crate::raw::PREFIX_NBYTES;
 
 /// Returns the head of a file with `metadata` in place of its own. It has the same length as `head`, so that no data
-/// moves. `None` if there is not enough space, or if the header would have to be written anew.
+/// moves. `None` if there is not enough space, or if `head` is not the head of a file with `header`.
 ///
 /// The space comes from the spaces after the metadata, so that no entry moves either, or otherwise from the spaces at
 /// the end of the header. Metadata is written as [`layout()`](crate::layout()) writes it, regardless of its previous
@@ -218,11 +218,11 @@ mod tests {
     fn the_head_of_another_file_is_never_taken_for_that_of_this_one() {
         let (_, header) = parsed(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
         let read = |head: &[u8]| Header::parse(head, to_u64(head.len()) + 1, &Limits::default()).unwrap();
-        // Of the same length: the result has the tensors of this file, or is `None`.
+        // A head of the same length: the result has the tensors of `header`.
         let (head, _) = parsed(br#"{"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}} "#, 1);
         let edited = edit_metadata(&head, &header, None).unwrap();
         assert!(read(&edited).entries().eq(header.entries()));
-        // Of another length, so that the data would begin elsewhere.
+        // A longer head, so that the data would begin elsewhere.
         let (head, _) = parsed(br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}    "#, 1);
         assert_eq!(edit_metadata(&head, &header, None), None);
     }

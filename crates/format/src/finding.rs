@@ -8,8 +8,8 @@ use crate::error::FormatError;
 use crate::metadata::Metadata;
 use crate::raw::RawHeader;
 
-/// Most findings that are kept for one file. A header of 100 MB has room for millions of broken entries, and each
-/// finding takes up to a few hundred bytes; a file with more findings is rejected.
+/// The largest number of findings that are kept for one file. A header of 100 MB has room for millions of broken
+/// entries, and each finding takes up to a few hundred bytes; a file with more findings is rejected.
 const MAX_FINDINGS: usize = 1_000_000;
 
 /// A rule that a file breaks, and how a lenient reader handled it.

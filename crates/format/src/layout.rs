@@ -193,7 +193,7 @@ pub fn layout_with<'a>(
             head.len()
         }
     };
-    // 8, so that the data begins where an F64 placed first is aligned when the file is mapped.
+    // A multiple of 8: in a mapped file, an F64 at the start of the data is aligned.
     head.resize(head.len().next_multiple_of(8), b' ');
     let room = room_nbytes(to_u64(head.len()), options)?;
     head.splice(room_at..room_at, core::iter::repeat_n(b' ', room));

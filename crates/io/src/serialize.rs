@@ -45,8 +45,8 @@ fn to_file<S: AsRef<str>, V: View>(
     })
 }
 
-/// The module of one format: the names of its crate in [`ingot_format`], `serialize_to_file`, with the signature that the
-/// safetensors crate has, and what that format has besides.
+/// Defines the module of one format. It has the items of the format's module in [`ingot_format`], `serialize_to_file`
+/// with the signature of the safetensors crate, and the items in `more`.
 macro_rules! format_module {
     ($format:expr, $name:ident, $extension:literal, $tensors:literal $(, $more:item)*) => {
         #[doc = concat!("All that [`ingot_format::", stringify!($name), "`] has, and files.")]

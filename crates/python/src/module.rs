@@ -4,7 +4,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
-/// Modules inside each other. torch recurses too, and reaches Python's limit first.
+/// The deepest nesting of modules that is visited. torch recurses as well, and fails earlier, at Python's limit.
 const MAX_DEPTH: usize = 500;
 
 /// Return the parameters and persistent buffers by name. See `_native.pyi`.

@@ -223,7 +223,7 @@ impl Hasher {
 mod tests {
     use super::*;
 
-    /// As the authors' own programs print them, for no bytes at all.
+    /// The digests of zero bytes, as the authors' own programs print them.
     #[test]
     fn the_digests_of_nothing_are_those_that_everybody_gets() {
         for (algorithm, hex) in [

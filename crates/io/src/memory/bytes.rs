@@ -60,7 +60,7 @@ impl<'a> Bytes<'a> {
             None if len > 0 => return None,
             start => start.unwrap_or(NonNull::dangling()),
         };
-        // There are no elements.
+        // Without elements, the dimensions may be of any size.
         let dims = if len == 0 { &[] } else { dims };
         let (dims, unit) = folded(dims.iter().copied(), itemsize);
         let along = dims
@@ -536,7 +536,7 @@ mod tests {
                 })
                 .is_ok()
         );
-        // SAFETY: and with any other.
+        // SAFETY: `new` accepts null with any length.
         assert!(unsafe { Bytes::new(std::ptr::null(), 1) }.is_none());
     }
 
