@@ -379,7 +379,7 @@ def payload_in_parts(
     name: str, dtype: Any, shape: tuple[int, ...], part: Callable[[Box], Array]
 ) -> tuple[str, tuple[int, ...], Callable[[int, int], Array]]:
     """Return the payload of an array of `dtype` and `shape` that `part` returns, a box at a time."""
-    # An array of that shape without memory shows whether the format has it.
+    # An array of that dtype and shape, without memory, raises here if it cannot be stored.
     code, shape, _ = payload(name, numpy.broadcast_to(numpy.zeros((), dtype), shape))
     size = numpy.dtype(dtype).itemsize
 

@@ -217,9 +217,9 @@ class Verification(Report):
         The whole file against `expected_sha256`, or against the SHA-256 in its name in the Hugging Face
         cache.
     shards : dict of str to Verification
-        For a checkpoint of several files, the report of each. Its own attributes are then all of theirs
-        together: tensors in the order of the files, `algorithm` None where they have several, and `modelspec`
-        None, since it speaks of one file. Empty for one file.
+        For a checkpoint of several files, the report of each. The other attributes then combine these
+        reports: tensors in the order of the files, `algorithm` None if the files have several, and
+        `modelspec` None. Empty for one file.
 
     Examples
     --------

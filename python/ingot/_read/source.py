@@ -221,7 +221,7 @@ def done(result: Any) -> Future[Any]:
 
 
 class _Memory(Reader):
-    """Such as a `io.BytesIO`: its memory is shown, for as long as it takes to copy from it."""
+    """An object with bytes in memory, such as `io.BytesIO`, which are borrowed while they are copied."""
 
     at_once = 0
 
@@ -412,7 +412,7 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
         look: Any = partial(head, path) if callable(head) else None
         return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), look, nbytes)
     if type(store).__module__ == "fsspec.implementations.local":
-        # It has its own method, which is faster.
+        # Local files are read by path, which is faster.
         return str(store._strip_protocol(path))
     name, get = shown_url(store.unstrip_protocol(path)), partial(store.cat_ranges, [path], on_error="raise")
     # Instances of other classes are for one thread.

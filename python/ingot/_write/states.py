@@ -1,6 +1,7 @@
 """The training state in the metadata of a file, which names its tensors: FORMAT.md, "Training state".
 
-Nothing here puts a tree together: a file of tensors of other files has their state with new names, or none.
+A file that is made of tensors of other files gets their state, with the new names, or no state. No tree is
+decoded.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def parsed(content: str | memoryview, shown: str) -> Any:
         text = content if isinstance(content, str) else str(content, "utf-8")
     except UnicodeDecodeError as error:
         raise _fault(shown, f"the tree is not UTF-8 ({error})") from None
-    # Texts rarely have so many of these characters that those outside of strings must be counted.
+    # Strings may contain these characters, so that a text with many of them is counted again without its
+    # strings.
     if _has_too_many(text) and _has_too_many(re.sub(r'"(?:[^"\\]|\\.)*"', "", text)):
         raise _fault(shown, f"the tree has more than {MAX_NODES:,} values", "state-too-large")
     try:
@@ -68,7 +70,7 @@ def parsed(content: str | memoryview, shown: str) -> Any:
 
 
 def _has_too_many(text: str) -> bool:
-    """Return whether a text has more of the characters before values than a tree has values."""
+    """Return whether a text has more commas and opening brackets than a tree may have values."""
     return len(text) > 2 * MAX_NODES and sum(map(text.count, ",[{")) > MAX_NODES
 
 
@@ -127,7 +129,7 @@ def tensors_of(checkpoint: Checkpoint, text: str) -> list[tuple[str, str]]:
     return found
 
 
-# Files of tensors of other files
+# Files that are made of tensors of other files
 
 
 class Followed(NamedTuple):
@@ -150,7 +152,7 @@ def follow(held: Sources, picks: list[Pick], metadata: Mapping[str, str] | None)
     states = [_State(held, at, text) for at, text in texts]
     new = states[0].renamed(picks) if len(states) == 1 else None
     if new is None or new != states[0].text:
-        # The new text, if there is one, has the tree in it.
+        # If there is a new text, it contains the tree.
         trees = [state.tree for state in states]
         picks = [pick for pick in picks if pick[:2] not in trees]
     pairs = pairs if new is None else {**(pairs or {}), STATE_KEY: new}
