@@ -11,7 +11,7 @@ use crate::layout::{Layout, layout};
 use crate::view::View;
 
 /// Returns the bytes of a file that holds `data` and `metadata`. Does the same as [`crate::serialize`] for either
-/// format, and without `std`, which has the `HashMap` type.
+/// format. It does not need `std`, whose `HashMap` is an argument there.
 ///
 /// The same input produces the same bytes, in any order of the input.
 ///

@@ -25,7 +25,8 @@ use crate::read::run::{check_sizes, execute, looking};
 use crate::watch::{Asked, Watch};
 use crate::workers::{Reading, share};
 
-/// Bytes of the widest tensor of a group for which one result is computed, by one thread, before results are joined.
+/// The size of a chunk: the bytes of the widest tensor of a group that one thread adds to one result. Results of chunks
+/// are joined.
 const CHUNK_NBYTES: u64 = 2 << 20;
 
 /// The number of bytes of all tensors that a thread processes between two progress reports.

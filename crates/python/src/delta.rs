@@ -70,7 +70,7 @@ pub(crate) struct Patch(binding::Patch);
 
 #[pymethods]
 impl Patch {
-    /// Take the file of an open checkpoint, which closes the other handles.
+    /// Take the file out of an open checkpoint. This closes the other handles of the checkpoint.
     #[new]
     #[pyo3(signature = (checkpoint, prove, *, progress = None))]
     fn new(

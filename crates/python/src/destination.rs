@@ -205,8 +205,8 @@ impl Destination {
 
 impl Take for Destination {
     unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
-        // SAFETY: the contract above is the same. Memory that is rejected here is passed in another form, and rejected
-        // there.
+        // SAFETY: the contract above is the same. Memory that is rejected here comes again, as a capsule or a buffer,
+        // to `Destination::new`, which reports why.
         unsafe { Destination::shown(shown.dtype.known()?, shown, owner) }.ok()
     }
 

@@ -111,7 +111,7 @@ impl<'a> Gaps<'a> {
             next += unit;
             elements[count] = next;
             ends[count] = bit;
-            // Without a branch, since a third of the units are of all ones.
+            // A branch here would be mispredicted often: a third of the units are all ones.
             let is_last = unit != mask;
             count += usize::from(is_last);
             next += u64::from(is_last);

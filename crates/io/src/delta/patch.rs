@@ -97,8 +97,8 @@ struct Mark {
     index: u64,
 }
 
-/// Where the changes begin for the windows before `until` that no earlier start has. Windows without changes share a
-/// start, so there are at most as many starts as runs, even if the header claims a huge tensor.
+/// The place of the first change in some windows: those before `until` that no earlier start covers. Windows without
+/// changes share a start, so there are at most as many starts as runs, even if the header claims a huge tensor.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     until: u64,

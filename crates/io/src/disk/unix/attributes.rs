@@ -45,7 +45,7 @@ impl Attributes {
         Ok(fs::fchmod(file, Mode::RUSR | Mode::WUSR)?)
     }
 
-    /// Apply the attributes to `file`, which only its owner may read so far, as far as permissions allow. No step gives
+    /// Apply the attributes that this process may set. Only the owner of `file` can read it until then. No step gives
     /// access to a user who had none to the old file.
     pub(crate) fn apply(&self, file: &File) -> io::Result<()> {
         let (owner_kept, group_kept) = self.give(file)?;
