@@ -112,7 +112,7 @@ def concat(new: str, old: Sequence[str], dim: int = 0, shard: Literal["each"] | 
     dim : int
         The dimension that grows.
     shard : {"each"}, optional
-        Which part of a DTensor that is sharded along `dim` a rank holds. By default the parts are joined
+        The part that a rank holds of a DTensor that is sharded along `dim`. By default the parts are joined
         first, and a rank holds a slice of the result. With ``"each"``, a rank holds its slice of each part,
         joined: the layout of fused ``qkv`` and ``gate_up`` under tensor parallelism.
 
