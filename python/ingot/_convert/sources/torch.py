@@ -192,7 +192,7 @@ def _itself(tensor: Any, *others: object) -> Any:
 
 
 def _from_other(tensor: Any, dtype: Any, *others: object) -> Any:
-    """Return a tensor of a device without storages, which is on the host or is an array."""
+    """Return a tensor of a device without storages. torch pickles it as a host tensor or an array."""
     kept = tensor.word if isinstance(tensor, StoredTensor) else getattr(tensor.dtype, "name", None)
     return tensor if kept == _word(dtype) else _odd(f"{_word(dtype)}, stored as {kept}")
 
