@@ -69,7 +69,7 @@ def renaming(
 
 
 class Writing(NamedTuple):
-    """How a file of other files' tensors is written."""
+    """How a file that is made of other files' tensors is written."""
 
     saving: Saving
     # Whether the metadata of the sources is kept, and their digests unless others are computed.
@@ -90,7 +90,7 @@ class Writing(NamedTuple):
         opened.write(path, picks, metadata, kind, progress=tell, **options)
 
     def check(self, path: str | bytes) -> None:
-        """Raise if `path` is a URL for which options do not fit, or with an object that must stay."""
+        """Raise if `path` is a URL to which an option does not apply, or whose object must stay."""
         how = self.saving
         if isinstance(path, str) and is_url(path):
             how.check_url(path)
@@ -266,7 +266,7 @@ def rewrite(
     format: Format | None = None,
     **options: Unpack[RewriteOptions],
 ) -> list[str]:
-    """Make a file of tensors of another, or of a checkpoint: some, under other names, in the other format.
+    """Make a file from the tensors of another file or of a checkpoint: selected, renamed, in either format.
 
     Parameters
     ----------
