@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ._adapter import Adapter, Module
     from ._change import Change
 
-# The bytes of the rows that are computed at once, in the dtype of the computation. Four arrays of this size
-# are in memory, and their bytes in the file.
+# The bytes of the rows that are computed at once, in the dtype of the computation. In memory are four arrays
+# of this size, and the bytes of the rows in the dtype of the file.
 _BLOCK_NBYTES = 16 << 20
 # The bytes of unchanged tensors that are copied at once.
 _COPY_NBYTES = 64 << 20
@@ -284,7 +284,7 @@ class Plan:
 
 
 class Output:
-    """The new file, or a folder of files that the base's tensors are divided among as in the base."""
+    """The new file, or a folder with a file for each file of the base."""
 
     def __init__(self, destination: str, format: Format | None, how: Saving) -> None:
         self.path, self.how, self._format = destination, how, format
