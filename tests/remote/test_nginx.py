@@ -129,7 +129,7 @@ def same(found: dict[str, np.ndarray]) -> bool:
 
 def test_nginx_file_is_read_whole_and_in_part(nginx: Nginx) -> None:
     url = f"http://127.0.0.1:{nginx.http}/model.safetensors"
-    # nginx may write requests of other tests down late.
+    # The log may get requests of other tests late.
     file = ingot.safe_open(f"{url}?once", "np")
     assert nginx.requests(0, "/model.safetensors?once") == 1
     assert same(ingot.numpy.load_file(url))

@@ -60,7 +60,7 @@ Operation = Write | Resize | Names | Flush
 
 @dataclass
 class Folder:
-    """The files of a folder by number, and its directories: by name the numbers of files and directories."""
+    """The files of a folder by their numbers, and its directories, which map names to numbers."""
 
     directories: dict[int, dict[str, int]] = field(default_factory=lambda: {ROOT: {}})
     files: dict[int, bytes | bytearray] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Recorder:
         self.count += 1
         return self.count
 
-    def whereabouts(self, path: str) -> tuple[int, str] | None:
+    def place_of(self, path: str) -> tuple[int, str] | None:
         """Return the directory and the name of a path, or None if it is outside the folder."""
         path = os.path.normpath(path)
         if not path.startswith(self.place + "/"):
@@ -221,7 +221,7 @@ class Recorder:
     def node(self, path: str) -> int | None:
         if os.path.normpath(path) == self.place:
             return ROOT
-        place = self.whereabouts(path)
+        place = self.place_of(path)
         return None if place is None else self.folder.directories[place[0]].get(place[1])
 
     def is_named(self, node: int) -> bool:
@@ -247,7 +247,7 @@ class Recorder:
     def opened(self, path: str, flags: int) -> None:
         if flags & os.O_TMPFILE == os.O_TMPFILE:
             return
-        place = self.whereabouts(path)
+        place = self.place_of(path)
         if place is None:
             return
         known = self.folder.directories[place[0]].get(place[1])
@@ -270,7 +270,7 @@ class Recorder:
         self.opened(argument_path("at", 1, pid, arguments), flags)
 
     def made(self, path: str, *, target: str | None = None) -> None:
-        place = self.whereabouts(path)
+        place = self.place_of(path)
         if place is None or place[1] in self.folder.directories[place[0]]:
             return
         node = self.new()
@@ -295,7 +295,7 @@ class Recorder:
     # Changing names
 
     def linked(self, node: int | None, path: str) -> None:
-        place = self.whereabouts(path)
+        place = self.place_of(path)
         if node is not None and place is not None and place[1] not in self.folder.directories[place[0]]:
             self.do(Names(((*place, node),)))
 
@@ -314,7 +314,7 @@ class Recorder:
         self.linked(found, argument_path("at", 3, pid, arguments))
 
     def renamed(self, source: str, destination: str, flags: int = 0) -> None:
-        one, two = self.whereabouts(source), self.whereabouts(destination)
+        one, two = self.place_of(source), self.place_of(destination)
         if one is None or two is None:
             if one or two:
                 self.unseen.append(f"a rename across the folder: {source}, {destination}")
@@ -336,7 +336,7 @@ class Recorder:
         self.renamed(*paths, arguments[4])
 
     def removed(self, path: str) -> None:
-        place = self.whereabouts(path)
+        place = self.place_of(path)
         node = None if place is None else self.folder.directories[place[0]].get(place[1])
         # A directory with files stays.
         if place is not None and node is not None and not self.folder.directories.get(node):
