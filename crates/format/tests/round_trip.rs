@@ -14,7 +14,7 @@ fn tensors() -> impl Strategy<Value = Tensors> {
         .copied()
         .filter(|dtype| dtype.bintensors_number().is_some())
         .collect();
-    // Large dimensions too, because no data is needed here; the last keeps four of them below 64 bits.
+    // Large dimensions too, because no data is needed here.
     let dim = prop_oneof![0_u64..4, 249_u64..253, 65_534_u64..65_538, Just(1 << 13)];
     let name = prop_oneof!["[a-c]{0,3}", any::<String>()];
     let shape = proptest::collection::vec(dim, 0..4);

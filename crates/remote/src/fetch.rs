@@ -181,8 +181,8 @@ impl Resource {
         }
     }
 
-    /// Send a request to the server of the file, and return the answer with the first bytes of its body. Redirects are
-    /// errors, as all answers are that refuse the request.
+    /// Send a request to the server of the file, and return the answer with the first bytes of its body. A redirect is
+    /// an error, and so is every answer that refuses the request.
     pub(crate) fn exchange(&self, draft: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
         let sent = Instant::now();
         match self.exchange_once(draft.clone(), deadline) {

@@ -69,8 +69,8 @@ impl Shards {
         members.map(|&member| self.index.entry(position(member)).0)
     }
 
-    /// Return the fault for a difference between the index and shard `number`. Shard `other` holds the tensor too, if any
-    /// does.
+    /// Return the fault for a difference between the index and shard `number`. `other` is another shard that holds the
+    /// tensor, if there is one.
     fn fault(&self, number: usize, found: &Difference, other: Option<usize>) -> CheckpointFault {
         let shard = self.name(number).to_owned();
         let other = other.map(|other| self.name(other).to_owned());

@@ -91,7 +91,8 @@ fn mxfp4(model: &Model<'_>, weight: &Part, stem: &str, scales: Part) -> Result<G
     ))
 }
 
-/// Return the group of an MXFP4 weight in blocks of 16 bytes. The matrices of experts are transposed, as the model has them.
+/// Return the group of an MXFP4 weight in blocks of 16 bytes. The blocks of an expert run along the inputs, and the
+/// model has the inputs first: the result is transposed.
 fn blocks(model: &Model<'_>, weight: &Part, stem: &str) -> Result<Group, Error> {
     let scales = model.needed(weight, &format!("{stem}_scales"))?;
     let [leading @ .., outputs, many, 16] = weight.shape.as_slice() else {

@@ -19,7 +19,8 @@ pub(super) struct Chunk<'p, 'd> {
     pub(super) file: usize,
     /// The cost of reading it, in bytes of a long run.
     pub(super) cost: usize,
-    /// The range in the file, from its first byte; to its last byte if it is part of one long read.
+    /// The range in the file. It begins at the chunk's first byte; its end counts only if the chunk is part of one long
+    /// read.
     pub(super) span: Range<u64>,
     /// The bytes of the chunk are the first of these.
     pub(super) runs: Runs<'p>,

@@ -53,8 +53,8 @@ impl Stages {
     }
 }
 
-/// Read chunks of one file, and return the number of bytes that they filled. They are one read if the source makes one long
-/// read of several.
+/// Read chunks of one file, and return the number of bytes that they filled. A source that makes one long read of
+/// several short ones gets one read.
 pub(super) fn read(
     source: &dyn ReadAt,
     witness: Option<&dyn Witness>,

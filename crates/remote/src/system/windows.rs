@@ -10,7 +10,7 @@ use crate::fault::Result;
 use crate::http::aside::aside;
 use crate::http::pace::Deadline;
 
-/// The variable with the folder that contains gcloud's, unless that is the home directory.
+/// The variable that names the folder in which gcloud has its own folder.
 pub(crate) const GCLOUD_VARIABLE: Option<&str> = Some("APPDATA");
 
 /// Return the path of a `file:` URL.
