@@ -69,7 +69,7 @@ class Counts {
     this.tables = Array.from({ length: tables }, () => new Uint32Array(length));
   }
 
-  /** Returns the result of `count(...tables)`, which is called to count `number` more. */
+  /** Calls `count(...tables)`, which counts `number` values, and returns its result. */
   add(number, count) {
     if (this.#pending + number > MOST_COUNTED) this.settle();
     this.#pending += number;
