@@ -37,7 +37,7 @@ function digits(text, from) {
   return { text: text.slice(from, end), end };
 }
 
-/** A name with a dot on both sides of the numbers of a long first part, so that they become modules of the tree. */
+/** Returns a name whose long first part is split at its numbers: each number becomes a module of the tree. */
 function pathed(name) {
   const dot = name.indexOf(".");
   const length = dot < 0 ? name.length : dot;
