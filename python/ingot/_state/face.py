@@ -188,7 +188,7 @@ class States:
         return self._encoded(state, self.states_of(lives_in(state)))
 
     def has_parts(self, tree: Any) -> bool:
-        """Return whether `tree` has tensors of several ranks, whose states are placed as they are."""
+        """Return whether `tree` has tensors that are divided among ranks."""
         return False
 
     def saved_tree(
@@ -426,7 +426,7 @@ class States:
 
     def fill(self, checkpoint: Checkpoint, filled: Mapping[TreePath, tuple[Any, str]], reads: Reads) -> None:
         """Read into tensors of the caller."""
-        assert self.whole.into is not None  # as `place` has seen
+        assert self.whole.into is not None  # `place` has checked it.
         tensors: dict[str, Any] = {Label(spelled(path)): tensor for path, (tensor, _) in filled.items()}
         self.whole.into(checkpoint, Wanted([name for _, name in filled.values()]), tensors, reads)
 
