@@ -62,7 +62,7 @@ def dtensor_class() -> Any:
 
 
 def whole_shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the shape of the tensor that `tensor` is, or is a part of."""
+    """Return the shape of the whole tensor. `tensor` may be a part of it."""
     annotated: Any = tensor
     return tuple(annotated.global_shape if _is_annotated(tensor) else tensor.shape)
 
