@@ -274,11 +274,10 @@ def told(call: Callable[[], object], folder: Path) -> list[str]:
 
 def turns(number: int, server: Server, place: Path) -> Iterator[tuple[str, str, Path]]:
     """Yield each kind of URL with a good answer, and with a bad one if it reaches the server, each in a new
-        folder.
+    folder.
 
-        A function gets every kind of URL, and every answer to a URL with secrets. With the `number` of the
-        function the
-    other pairs differ, so that over all functions every kind of URL gets every answer.
+    A function gets every kind of URL, and every answer to a URL with secrets. The other pairs depend on
+    the `number` of the function: over all functions, every kind of URL gets every answer.
     """
     bad = [answer for answer in ANSWERS if answer != "good"]
     pairs = [(kind, "good") for kind in KINDS] + [("http", answer) for answer in bad]
