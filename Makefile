@@ -208,6 +208,7 @@ lint-text: $(VENV)/.lint
 	scripts/check-commits
 	scripts/licences --check
 	scripts/faults --check
+	scripts/draw-reading --check
 	$(BIN)/typos
 
 lint-workflows: $(VENV)/.lint
