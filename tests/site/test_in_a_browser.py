@@ -25,6 +25,7 @@ PAGES = [
     "guides/javascript-api",
     "reference/codes",
     "reference/commands",
+    "reference/names",
     "reference/python/ingot",
     "reference/python/generated/ingot.open",
     "reference/python/generated/ingot.safe_open",
@@ -164,7 +165,8 @@ def test_pages_fit_a_phone(browser: Any) -> None:
         # Code and wide tables scroll inside of their boxes.
         widths = page.evaluate(
             "() => [document.documentElement.scrollWidth,"
-            " ...[...document.querySelectorAll('article img')].map(one => one.getBoundingClientRect().right)]"
+            " ...[...document.querySelectorAll('article img, article li')]"
+            " .map(one => one.getBoundingClientRect().right)]"
         )
         if max(widths) > 390:
             wider.append((name, widths))
