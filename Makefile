@@ -241,6 +241,7 @@ RULE_LISTS ?= 10000
 SAVES ?= 20000
 UPLOADS ?= 2000
 CHECKPOINTS_KILLS ?= 1000
+REPLACEMENTS ?= 2000
 NODES ?= 100000
 HEADERS ?= 1000000
 SOAK ?= 7200
@@ -262,6 +263,8 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
 	INGOT_CHECKPOINTS_KILLS=$(CHECKPOINTS_KILLS) $(BIN)/python -m pytest tests/checkpoints/test_kills.py \
 		tests/ranks/test_kills_of_ranks.py -o faulthandler_timeout=0
+	INGOT_REPLACEMENTS=$(REPLACEMENTS) $(BIN)/python -m pytest tests/ranks/test_replaced_checkpoints.py \
+		-o faulthandler_timeout=0
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/hostile/processes/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
