@@ -635,7 +635,7 @@ def each_failure(folder: Path, rank: int) -> list[tuple[str, str, str, str, floa
                 calls[call]()
             found += [
                 (call, doing, *failed(calls[call], doing, dist.get_rank() == rank))
-                for doing in dict.fromkeys(map(without_numbers, met))
+                for doing in sorted({*map(without_numbers, met)})
             ]
         # What is left can be loaded, and saved to.
         calls["load"]()
