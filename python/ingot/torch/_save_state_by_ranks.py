@@ -62,7 +62,8 @@ class Encoded(Encoder):
     Attributes
     ----------
     apart : list of Apart
-        The states apart. The node of each is a list with its number under the tag.
+        The states of objects other than modules and optimizers. The node of each is a list with its number
+        under the tag.
     left : list of torch.Tensor
         Tensors that another rank stores.
     """
