@@ -171,7 +171,7 @@ def test_load_file_ends_after_a_signal(large):
     assert_none_left()
 
 
-class Told(list):
+class Recorder(list):
     """Records the progress of a load."""
 
     def __call__(self, done, total):
@@ -179,7 +179,7 @@ class Told(list):
 
     def assert_all(self, total):
         assert self == sorted(self), "never less than before"
-        assert {told for _, told in self} == {total}
+        assert {of for _, of in self} == {total}
         assert self[-1] == (total, total)
 
 
@@ -195,9 +195,9 @@ class Told(list):
     ids=lambda options: "-".join(options) or "all",
 )
 def test_load_file_reports_the_bytes_of_its_tensors(large, backend, options):
-    told = Told()
-    found = ingot.numpy.load_file(large[0], backend=backend, progress=told, **options)
-    told.assert_all(sum(array.nbytes for array in found.values()))
+    recorder = Recorder()
+    found = ingot.numpy.load_file(large[0], backend=backend, progress=recorder, **options)
+    recorder.assert_all(sum(array.nbytes for array in found.values()))
 
 
 def test_load_file_ends_when_progress_raises(large, backend):

@@ -80,7 +80,7 @@ def differences(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str
                     said = outcome(call, REAL, place), outcome(call, ours, place)
                     kind = compared(*said)
                     if kind is not None:
-                        found[name] = kind, "\n  ".join(map(told, said))
+                        found[name] = kind, "\n  ".join(map(described, said))
         finally:
             ingot.compat.uninstall()
     # The output file of a call is in the folder of its inputs.
@@ -108,7 +108,7 @@ def outcome(call: Call, modules: SimpleNamespace, place: Path) -> Outcome:
     return Result(value, written(place))
 
 
-def told(one: Outcome) -> str:
+def described(one: Outcome) -> str:
     return f"{one!r:.300}" if isinstance(one, Result) else f"{type(one).__name__}: {one!s:.300}"
 
 

@@ -46,7 +46,7 @@ def main(library: str, save: Step, load: Step) -> None:
             wait_for(saved)
         with torch.no_grad():
             take = {"save": save, "load": load}[verb]
-            take(folder, lambda name, value, found=found: found.update(told(name, value)))
+            take(folder, lambda name, value, found=found: found.update(described(name, value)))
         if verb == "save":
             saved.touch()
         noted[f"{verb} {folder.name}"] = found
@@ -69,7 +69,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.05)
 
 
-def told(name: str, value: Any) -> dict[str, Any]:
+def described(name: str, value: Any) -> dict[str, Any]:
     """Return `value` for the report: a digest for each tensor, everything else unchanged."""
     if isinstance(value, torch.nn.Module):
         value = value.state_dict()
@@ -78,7 +78,7 @@ def told(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, Mapping):
         lines: dict[str, Any] = {name: sorted(value)}
         for key in value:
-            lines |= told(f"{name}/{key}", value[key])
+            lines |= described(f"{name}/{key}", value[key])
         return lines
     if isinstance(value, (set, frozenset)):
         value = sorted(value)
