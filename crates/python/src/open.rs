@@ -279,7 +279,9 @@ impl Checkpoint {
         let mut known = known.into_iter().flatten();
         let names = tensors.iter().map(|tensor| {
             let name = tensor.entry().name;
-            let same = known.next().and_then(|known| known.cast_into_exact::<PyString>().ok());
+            let same = known
+                .next()
+                .and_then(|known| known.cast_into_exact::<PyString>().ok());
             same.filter(|same| same.to_str().is_ok_and(|same| same == name))
                 .unwrap_or_else(|| PyString::new(py, name))
         });
