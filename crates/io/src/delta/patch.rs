@@ -209,32 +209,22 @@ impl Sparse {
     fn starts_of_gaps(&self, archive: &Archive, stop: StopFlag<'_>) -> io::Result<Vec<Start>> {
         let window = WINDOW_NBYTES / self.width;
         let mut gaps = self.gaps(archive, Mark::default(), stop);
-        let (mut before, mut starts) = (Mark::default(), Vec::<Start>::new());
-        while before.index < self.count {
-            let batch = gaps.batch(self.count - before.index, self.elements)?;
-            let batch = batch.ok_or_else(|| broken("end early"))?;
-            let after = |number: usize| match number.checked_sub(1) {
-                None => before,
-                Some(last) => Mark {
-                    position: batch.end(last),
-                    next: batch.elements[last] + 1,
-                    index: before.index + to_u64(number),
-                },
+        let (mut index, mut starts) = (0, Vec::new());
+        while index < self.count {
+            let (position, next) = gaps.place();
+            let element = gaps.element(self.elements)?.ok_or_else(|| broken("end early"))?;
+            let until = element / window + 1;
+            let mark = Mark {
+                position,
+                next,
+                index,
             };
-            let mut number = 0;
-            while let Some(element) = batch.elements.get(number) {
-                let until = element / window + 1;
-                if starts.last().is_none_or(|last| last.until < until) {
-                    starts.push(Start {
-                        until,
-                        mark: after(number),
-                    });
-                }
-                number = batch
-                    .elements
-                    .partition_point(|&element| element < until * window);
-            }
-            before = after(batch.elements.len());
+            starts.push(Start { until, mark });
+            index += 1;
+            index += gaps.skip(
+                until.saturating_mul(window).min(self.elements),
+                self.count - index,
+            )?;
         }
         if !gaps.is_at_end()? {
             return Err(broken("go on after the last value"));
@@ -287,7 +277,7 @@ impl Sparse {
         let (mut gaps, mut done) = (self.gaps(archive, first, stop), 0);
         while done < count {
             let batch = gaps.batch(count - done, self.elements)?;
-            let elements = batch.ok_or_else(|| broken("end early"))?.elements;
+            let elements = batch.ok_or_else(|| broken("end early"))?;
             let values = &values[in_memory(done * self.width)?..];
             match self.width {
                 1 => put::<1>(elements, values, bytes.start, into),

@@ -6,6 +6,7 @@
 
 mod block;
 mod bytes;
+mod cache_line;
 mod dest;
 mod footprint;
 mod region;
@@ -14,6 +15,7 @@ pub(crate) use block::Block;
 pub use bytes::Bytes;
 #[cfg(target_os = "linux")]
 pub(crate) use bytes::copy_units;
+pub(crate) use cache_line::load_line;
 pub use dest::Dest;
 pub use footprint::{Dim, Footprint, crowds, overlapping};
 pub use region::{BorrowError, Memory, Plain, Region};
