@@ -525,3 +525,20 @@ def test_diff_and_compose_refuse_names_of_another_format(tmp_path: Path) -> None
     with raises(ingot.OptionError, code="patch-name"):
         ingot.delta.compose([tmp_path / "patch.safetensors"], os.fsencode(tmp_path / "p.bt"))
     assert not (tmp_path / "p.bt").exists()
+
+
+@pytest.mark.parametrize("checksums", ["xxh3", None])
+def test_apply_in_place_reports_the_bytes_of_the_changes(tmp_path: Path, checksums: Any) -> None:
+    paths = [tmp_path / f"{number}.st" for number in range(2)]
+    array = numpy.zeros(3_000_000, "u2")
+    for path in paths:
+        ingot.numpy.save_file({"a": array}, path, checksums=checksums)
+        array[::90] = 1
+    ingot.delta.diff(*paths, tmp_path / "patch.st")
+    told: list[tuple[int, int]] = []
+    ingot.delta.apply(
+        paths[0], tmp_path / "patch.st", in_place=True, durable=True, progress=lambda *now: told.append(now)
+    )
+    assert len({total for _, total in told}) == 1
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]

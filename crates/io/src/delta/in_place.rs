@@ -52,12 +52,14 @@ pub fn apply_in_place(
     watch: &dyn Watch,
 ) -> Result<bool, Error> {
     patch.check_proven()?;
+    // The progress is that of the changes.
+    let asked = Asked(watch);
     let paths = paths(path, patch);
     if path.exists() && !paths.iter().all(|path| path.is_file()) {
         let reason = "the new version has files with other names";
         return Err(PatchFault::NotInPlace(reason).about(Some(path)));
     }
-    let held = paths.iter().map(|path| Held::open(path, watch));
+    let held = paths.iter().map(|path| Held::open(path, &asked));
     let held = held.collect::<Result<Vec<_>, _>>()?;
     let id = short(&patch.id()?);
     let (mut targets, mut marks) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()));
@@ -71,9 +73,9 @@ pub fn apply_in_place(
         targets.push(Target { path, file, new });
     }
     let found = if marks.iter().any(Option::is_some) {
-        Some(resumed(path, patch, &targets, &marks, read, watch)?)
+        Some(resumed(path, patch, &targets, &marks, read, &asked)?)
     } else {
-        begun(path, patch, &targets, id, verify, read, watch)?
+        begun(path, patch, &targets, id, verify, read, &asked)?
     };
     let Some(begun) = found else {
         return Ok(false);
@@ -81,16 +83,16 @@ pub fn apply_in_place(
     let mut mark_nbytes = 0;
     for (target, mark) in &begun {
         let mark = mark.render(patch.path());
-        target.mark(&mark, options, watch)?;
+        target.mark(&mark, options, &asked)?;
         mark_nbytes = mark.len();
     }
     let files = || begun.iter().map(|(target, _)| *target);
     change(files(), patch, read, watch)?;
-    files().try_for_each(|file| file.flush(options, watch))?;
+    files().try_for_each(|file| file.flush(options, &asked))?;
     if marks.iter().any(Option::is_some) {
-        check_result(path, &targets, patch, read, watch)?;
+        check_result(path, &targets, patch, read, &asked)?;
     }
-    files().try_for_each(|file| file.finish(mark_nbytes, options, watch))?;
+    files().try_for_each(|file| file.finish(mark_nbytes, options, &asked))?;
     held.into_iter().for_each(Held::release);
     Ok(true)
 }
@@ -166,7 +168,7 @@ fn resumed<'t>(
         }
         let archive = target.archive()?;
         check_entries(&archive, &target.new.header)?;
-        files.push(short(&Found::of(&[&archive], false, read, &Asked(watch))?.id));
+        files.push(short(&Found::of(&[&archive], false, read, watch)?.id));
         // Files are finished in their order.
         let is_late = marks.iter().zip(0..number).any(|(mark, _)| mark.is_some());
         if is_late || head(&archive)? != target.new.head {
@@ -256,14 +258,14 @@ fn check_result(
     let archives = targets.iter().map(Target::of_result);
     let archives = archives.collect::<Result<Vec<_>, _>>()?;
     let files: Vec<&Archive> = archives.iter().collect();
-    let found = DataDigests::of(&files, read, &Asked(watch))?.all;
+    let found = DataDigests::of(&files, read, watch)?.all;
     let expected = &patch.record().result.digest;
     if found == *expected {
         return Ok(());
     }
     // Digests in the headers show which file differs.
     if covers_data(files.iter().map(|file| file.header())) {
-        intact(files, &Asked(watch))?;
+        intact(files, watch)?;
     }
     let several: Vec<String> = targets.iter().map(Target::name).collect();
     let fault = PatchFault::Replaced {
