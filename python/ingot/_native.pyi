@@ -76,6 +76,7 @@ __all__ = [
     "url_file_name",
     "version_id",
     "why_pageable",
+    "why_uncached",
 ]
 
 __version__: str
@@ -368,6 +369,9 @@ def release_pinned() -> None:
 
 def why_pageable() -> str | None:
     """Return the reason why memory for copies to GPUs is not pinned. None if it is."""
+
+def why_uncached() -> str | None:
+    """Return why the cache of URLs was not used in this process, the last time that it was not."""
 
 @final
 class Export:

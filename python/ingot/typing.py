@@ -597,6 +597,14 @@ class StorageOptions(TypedDict, total=False):
     retries: int
     #: Certificates in PEM to trust instead of the system's, for servers and for proxies of ``https:``.
     ca_file: str | PathLike[str]
+    #: A directory on this machine for a cache of blocks of 8 MiB, which the processes of one user share;
+    #: ``INGOT_CACHE`` by default. False: no cache.
+    cache_dir: str | PathLike[str] | Literal[False]
+    #: The most bytes of the cache, as an int or as ``"500GB"``; ``INGOT_CACHE_SIZE``, or no limit by default.
+    #: The least recently used blocks are removed.
+    cache_size: int | str
+    #: Send no request for files, and read only from the cache; ``INGOT_OFFLINE`` by default.
+    offline: bool
     #: Follow redirects to other hosts and ports outside of the public internet too: on this machine, in
     #: private networks, the services of a cloud. False by default.
     allow_private_redirects: bool

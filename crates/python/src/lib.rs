@@ -75,7 +75,7 @@ mod _native {
     #[pymodule_export]
     use crate::prefetch::Stream;
     #[pymodule_export]
-    use crate::remote::{check_storage_options, identity};
+    use crate::remote::{check_storage_options, identity, why_uncached};
     #[pymodule_export]
     use crate::serialize::{NewFile, prepare, serialize, stream};
     #[pymodule_export]

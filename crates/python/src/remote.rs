@@ -1,5 +1,6 @@
 //! The options for remote files.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,12 @@ pub(crate) fn check_storage_options(given: &Bound<'_, PyDict>) -> PyResult<()> {
 
 /// The result of `identity`: the setting that contains the identity, and the identity.
 type Found = (String, Option<Answered>);
+
+/// Return why the cache was not used in this process, the last time that it was not.
+#[pyfunction]
+pub(crate) fn why_uncached() -> Option<String> {
+    ingot_io::binding::why_uncached()
+}
 
 /// Return the identity of requests for `url`. See `_native.pyi`.
 #[pyfunction]
@@ -150,6 +157,12 @@ impl Reading<'_> {
                 return Err(PyValueError::new_err("certificates are always verified"));
             }
             "verify" => options.ca_file = Some(file_path(value)?),
+            "cache_dir" if value.is_instance_of::<PyBool>() && !flag(value)? => {
+                options.cache_dir = Some(PathBuf::new());
+            }
+            "cache_dir" => options.cache_dir = Some(file_path(value)?),
+            "cache_size" => options.cache_size = Some(size(value)?),
+            "offline" => options.offline = Some(flag(value)?),
             "allow_private_redirects" => options.allow_private_redirects = value.extract()?,
             "endpoint" => options.endpoint = Some(value.extract()?),
             "account_host" => options.endpoint = Some(format!("https://{}", value.extract::<String>()?)),
@@ -219,6 +232,8 @@ fn expected(option: &str) -> &'static str {
     match option {
         "connect_timeout" | "stall_timeout" | "timeout" => "a number of seconds above 0",
         "min_rate" | "retries" => "an int of 0 or more",
+        "cache_dir" => "a path or False",
+        "cache_size" => "an int above 0 for bytes, or a str such as '500GB'",
         "headers" => "a dict of str to str",
         "client_kwargs" => "a dict",
         "credentials" => "a callable",
@@ -231,6 +246,7 @@ fn expected(option: &str) -> &'static str {
         | "path_style"
         | "virtual_hosted_style_request"
         | "allow_http"
+        | "offline"
         | "anonymous" => "True or False",
         _ => "a str",
     }
@@ -254,6 +270,16 @@ fn flag(value: &Bound<'_, PyAny>) -> PyResult<bool> {
         Ok(_) => Err(PyValueError::new_err("true or false")),
         Err(_) => value.extract(),
     }
+}
+
+/// Parse a number of bytes above 0, or a text with a unit.
+fn size(value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    let nbytes = match value.extract::<&str>() {
+        Ok(text) => ingot_io::binding::parse_size(text),
+        Err(_) => Some(value.extract()?),
+    };
+    let nbytes = nbytes.filter(|&nbytes| nbytes > 0);
+    nbytes.ok_or_else(|| PyValueError::new_err("a size"))
 }
 
 fn payer(value: &Bound<'_, PyAny>) -> PyResult<bool> {

@@ -41,7 +41,7 @@ pub fn shard_headers(url: &str, options: &RemoteOptions, most: u64, stop: StopFl
     let file = hub_file(url)?.ok()?;
     let home = file.headers_url(options, PROCESS)?.ok()?;
     options.check().ok()?;
-    if hub::is_offline(PROCESS) {
+    if hub::is_offline(PROCESS) || options.is_offline() {
         return None;
     }
     // Without retries, since callers can read the headers from the shards.

@@ -160,6 +160,25 @@ impl Fault {
         FaultKind::Option(why.into()).into()
     }
 
+    /// Return the fault of a request that `offline` forbids.
+    #[must_use]
+    pub fn offline() -> Fault {
+        let why = "requests are forbidden (offline), and the cache does not have these bytes";
+        FaultKind::Offline(why.to_owned()).into()
+    }
+
+    /// Whether a request was forbidden.
+    #[must_use]
+    pub fn is_offline(&self) -> bool {
+        matches!(*self.kind, FaultKind::Offline(_))
+    }
+
+    /// Return the fault of a wait that ended because the stop flag is set.
+    #[must_use]
+    pub fn stopped() -> Fault {
+        FaultKind::Stopped.into()
+    }
+
     /// Return the fault of an invalid URL.
     #[must_use]
     pub fn address(why: impl Into<String>) -> Fault {

@@ -137,6 +137,7 @@ impl Resource {
         pin: Option<&Pin>,
         deadline: Deadline<'_>,
     ) -> Result<Answer> {
+        self.check_online()?;
         let question = Question { range, pin, deadline };
         let before = locked(&self.found).clone();
         if let Some(found) = before {
@@ -184,6 +185,7 @@ impl Resource {
     /// Send a request to the server of the file, and return the answer with the first bytes of its body. A redirect is
     /// an error, and so is every answer that refuses the request.
     pub(crate) fn exchange(&self, draft: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
+        self.check_online()?;
         let sent = Instant::now();
         match self.exchange_once(draft.clone(), deadline) {
             Err(fault) if fault.refuses_identity() && self.access.forget(sent) => {
@@ -214,6 +216,13 @@ impl Resource {
         };
         let outcome = exchange();
         outcome.map_err(|fault| self.about(&self.home, fault, &request.headers))
+    }
+
+    fn check_online(&self) -> Result<()> {
+        if self.client.options.is_offline() {
+            return Err(Fault::offline());
+        }
+        Ok(())
     }
 
     /// Check that no proxy can read the credentials of a request for `url`.

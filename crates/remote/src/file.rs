@@ -11,6 +11,7 @@ use crate::fetch::{Answer, Resource};
 use crate::http::client::Response;
 use crate::http::pace::{Deadline, Pace};
 use crate::http::retry::Tries;
+use crate::options::RemoteOptions;
 use crate::pin::{Pin, add_line, line};
 
 /// Bytes of the first request. The header of a file with about 1,300 tensors fits, which is nearly every shard of a
@@ -157,6 +158,24 @@ impl RemoteFile {
     pub fn version(&self) -> Option<String> {
         let (url, version) = (self.resource.home().unsigned(), self.pin.version()?);
         Some(format!("{url}\n{version}"))
+    }
+
+    /// Return a text that differs between all versions of the file, for a cache of its bytes. `None` if the server names
+    /// neither a strong tag nor a commit, or sends no ranges.
+    pub fn cache_version(&self) -> Option<String> {
+        let version = || Some(format!("commit {}", self.commit()?));
+        self.gives_parts
+            .then(|| self.pin.strong_version().or_else(version))?
+    }
+
+    /// Return the name of the file in a cache.
+    pub fn cache_name(&self) -> String {
+        self.resource.cache_name()
+    }
+
+    /// Return the options of requests.
+    pub fn options(&self) -> &RemoteOptions {
+        self.resource.client().options()
     }
 
     /// Return the version as lines that another process needs, beside the size, to read the rest of the file. They are

@@ -29,7 +29,8 @@
 #![forbid(unsafe_code)]
 
 // From the ground up: `credentials`, `environment`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`,
-// `secrets`; `store`; `place`; `fetch`; `file`, `document`, `upload`, `fuzzing`. Imports run downwards: scripts/check-floors.
+// `secrets`; `store`; `place`; `fetch`; `cache`, `file`, `document`, `upload`, `fuzzing`. Imports run downwards: scripts/check-floors.
+mod cache;
 mod credentials;
 mod document;
 mod environment;
@@ -52,6 +53,7 @@ mod url;
 
 pub use ingot_format::StopFlag;
 pub use {
+    cache::{CacheOptions, parse_size},
     credentials::{Credential, Credentials, Found, Identity, Keys, Secret, Wanted},
     document::shard_headers,
     fault::Fault,

@@ -93,6 +93,12 @@ pub struct RemoteOptions {
     pub client_secret: Option<Secret>,
     /// A file of credentials of Google.
     pub credentials_file: Option<PathBuf>,
+    /// The directory of the cache of blocks, instead of `INGOT_CACHE`. An empty path: no cache.
+    pub cache_dir: Option<PathBuf>,
+    /// The most bytes of the cache, instead of `INGOT_CACHE_SIZE`.
+    pub cache_size: Option<u64>,
+    /// Make no request for files, and read only what the cache holds; instead of `INGOT_OFFLINE`.
+    pub offline: Option<bool>,
     /// The source of the identity, instead of all others.
     pub credentials: Option<Arc<dyn Credentials>>,
     /// The source of identities that the environment configures and ingot does not read itself: profiles, accounts,
@@ -128,6 +134,9 @@ impl Default for RemoteOptions {
             tenant_id: None,
             client_secret: None,
             credentials_file: None,
+            cache_dir: None,
+            cache_size: None,
+            offline: None,
             credentials: None,
             sdks: None,
         }

@@ -96,11 +96,16 @@ impl Pin {
         })
     }
 
+    /// Return the version as [`Pin::version`] does if it is a strong tag, which identifies the bytes.
+    pub(crate) fn strong_version(&self) -> Option<String> {
+        self.version.strong_tag().map(|tag| format!("etag {tag}"))
+    }
+
     /// Return a text that differs between all versions of the file at this URL, if the server distinguishes them.
     pub(crate) fn version(&self) -> Option<String> {
-        let tag = self.version.strong_tag().map(|tag| format!("etag {tag}"));
         let modified = self.version.modified.as_ref();
-        tag.or_else(|| Some(format!("modified {}", modified?)))
+        self.strong_version()
+            .or_else(|| Some(format!("modified {}", modified?)))
     }
 }
 

@@ -166,11 +166,15 @@ impl Location {
         environment: Environment<'_>,
     ) -> Result<Location> {
         let meant = file.meant();
-        if hub::is_offline(environment) {
-            let cached = meant.iter().find_map(|file| file.cached_offline(environment));
-            let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
-            let path = cached.ok_or_else(|| FaultKind::Offline(why.to_owned()))?;
-            return Ok(Location::Cached(path, None));
+        if hub::is_offline(environment) || options.is_offline() {
+            if let Some(path) = meant.iter().find_map(|file| file.cached_offline(environment)) {
+                return Ok(Location::Cached(path, None));
+            }
+            // A cache of blocks may have what the Hub's cache lacks.
+            if !options.is_offline() {
+                let why = "HF_HUB_OFFLINE is set, and the file is not in the Hub's local cache";
+                return Err(FaultKind::Offline(why.to_owned()).into());
+            }
         }
         let token = hub::token(options, environment)?;
         let cached = meant

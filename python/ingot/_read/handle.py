@@ -13,7 +13,7 @@ from ingot._base.keys import select
 from ingot._base.options import DEFAULT_LOADING, Loading, checked, takes
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, nbytes, plural
-from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable
+from ingot._native import Checkpoint, Gpu, TensorInfo, in_natural_order, why_pageable, why_uncached
 from ingot.errors import ClosedError, HeaderError, TensorNotFoundError
 from ingot.typing import Device, Framework, Keys, NoOptions, OpenOptions, Path, Source, StorageOptions
 
@@ -846,10 +846,13 @@ class safe_open(Mapping[str, Value]):
     def why(self) -> str:
         """The reason for the choice of the backend, as a sentence.
 
-        If memory for copies to a GPU could not be pinned, which makes them slower, the sentence also says
-        why.
+        If the cache of a URL (`StorageOptions`) was not used, or memory for copies to a GPU could not be
+        pinned, which makes them slower, the sentence also says why.
         """
         why = self._checkpoint.why
+        uncached = why_uncached() if "://" in (self._checkpoint.path or "") else None
+        if uncached is not None:
+            why = f"{why}; the cache is not used: {uncached}"
         if self._passes_mapping():
             why = "tensors are read onto a GPU in parallel, without a mapping"
         unpinned = why_pageable()

@@ -26,13 +26,13 @@ pub(crate) use system::fault::out_of_descriptors;
 pub(crate) use system::fault::{
     exists, has_no_locks, in_use, is_a_directory, is_out_of_descriptors, is_replaced_by_copy, unsupported,
 };
-#[cfg(feature = "remote")]
-pub(crate) use system::file::is_ours;
 pub(crate) use system::file::{
     RESERVED_AT_ONCE, append, check_extent, check_room, check_size_limit, descriptors_allowed, facts,
     facts_at, facts_of_name, file_system, lock_holder, open_both_ways, open_direct, open_for_reading,
     read_at, refuses_direct, remote_file_system, reserve, share_lock, try_lock, unlock, wait_writable,
     write_all_at, write_at,
 };
+#[cfg(feature = "remote")]
+pub(crate) use system::file::{create_private_directory, is_ours, is_private_directory};
 pub(crate) use system::name::{cut, name_bytes, name_of};
 pub(crate) use system::resolve::resolve;

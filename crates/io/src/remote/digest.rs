@@ -43,7 +43,10 @@ pub fn url_source(
         let (remote, source, _) = session.find(remote, false, &begin)?;
         match remote.cached_at(source.commit().as_deref()) {
             Some(path) => local(path),
-            None => Ok((Box::new(source), PathBuf::from(redacted(url)), limits)),
+            None => {
+                let source = session.through_cache(source, true);
+                Ok((source, PathBuf::from(redacted(url)), limits))
+            }
         }
     })
 }

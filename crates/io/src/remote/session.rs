@@ -9,11 +9,12 @@ use ingot_remote::{
     Resource, START_NBYTES, described_region, local_path, redacted,
 };
 
+use super::cache::{Cache, CachedFile, Version};
 use super::source;
 use crate::checkpoint::folder::{index_of, read_index};
 use crate::checkpoint::{Checkpoint, Shards, Store};
 use crate::error::{CheckpointFault, Error, Failure, unopened};
-use crate::file::{Archive, LocalFile, Origin};
+use crate::file::{Archive, LocalFile, Origin, ReadAt};
 use crate::options::{CheckpointOptions, OpenOptions, ShardHeader, ShardHeaders};
 use crate::watch::Watch;
 use crate::workers::{Reading, share, watched};
@@ -134,11 +135,15 @@ pub(super) fn in_session<T: Send>(
     watch: &dyn Watch,
     open: impl Fn(&Session<'_>) -> Result<T, Error> + Send + Sync,
 ) -> Result<T, Error> {
-    let open_in_region = |stop: StopFlag<'_>| match open(&Session::new(options, limits, stop)) {
+    let open_with = |options: &RemoteOptions, stop: StopFlag<'_>| {
+        let session = Session::new(options, limits, stop);
+        open(&session.map_err(|fault| refused(&redacted(url), fault))?)
+    };
+    let open_in_region = |stop: StopFlag<'_>| match open_with(options, stop) {
         Err(error) if options.region.is_none() && region_of(&error).is_some() => {
             let mut options = options.clone();
             options.region = region_of(&error).map(ToOwned::to_owned);
-            open(&Session::new(&options, limits, stop))
+            open_with(&options, stop)
         }
         opened => opened,
     };
@@ -166,17 +171,23 @@ pub(crate) struct Session<'f> {
     limits: Limits,
     /// Headers that another process read.
     headers: Arc<ShardHeaders>,
+    /// The cache of this machine, if there is one and it can be used.
+    cache: Option<Arc<Cache>>,
     pub(super) stop: StopFlag<'f>,
 }
 
 impl<'f> Session<'f> {
-    fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Session<'f> {
-        Session {
-            client: Arc::new(Client::new(options.clone())),
+    fn new(options: &RemoteOptions, limits: &Limits, stop: StopFlag<'f>) -> Result<Session<'f>, Fault> {
+        let cache = options.cache()?.and_then(|cache| Cache::open(&cache));
+        let mut options = options.clone();
+        options.offline = Some(options.is_offline());
+        Ok(Session {
+            client: Arc::new(Client::new(options)),
             limits: *limits,
             headers: Arc::default(),
+            cache: cache.map(Arc::new),
             stop,
-        }
+        })
     }
 
     /// Return the session with another stop flag.
@@ -185,6 +196,7 @@ impl<'f> Session<'f> {
             client: Arc::clone(&self.client),
             limits: self.limits,
             headers: Arc::clone(&self.headers),
+            cache: self.cache.clone(),
             stop,
         }
     }
@@ -205,7 +217,7 @@ impl<'f> Session<'f> {
         let begin =
             |resource: Resource, stop: StopFlag<'_>| source::open(resource, START_NBYTES, &self.limits, stop);
         let (remote, source, is_index) = self.find(remote, is_index, &begin)?;
-        self.opened(remote, source, is_index)
+        self.opened(remote, source, is_index, true)
     }
 
     /// Open a file, or the model of a folder. Returns whether it is an index by its name.
@@ -219,10 +231,32 @@ impl<'f> Session<'f> {
             return self.find_model(&remote, begin);
         }
         let begin: &Begin<'_> = if is_index { &begin_index } else { begin };
-        match begin(self.resource(&remote), self.stop) {
+        match self.begin(&remote, begin, self.stop) {
             Ok(source) => Ok((remote, source, is_index)),
             Err(fault) => Err(refused(&remote.shown, fault)),
         }
+    }
+
+    /// Open a file with a request, or as the cache has it if requests are forbidden.
+    fn begin(&self, remote: &Remote, begin: &Begin<'_>, stop: StopFlag<'_>) -> Result<RemoteFile, Fault> {
+        let resource = self.resource(remote);
+        match &self.cache {
+            Some(cache) if self.options().is_offline() => cache.recall(resource),
+            _ => begin(resource, stop),
+        }
+    }
+
+    /// Record the version of a file in the cache. `None` if its blocks are not cached.
+    fn remember(&self, source: &RemoteFile) -> Option<(Arc<Cache>, Version)> {
+        let cache = self.cache.as_ref()?;
+        Some((Arc::clone(cache), cache.remember(source, self.stop)?))
+    }
+
+    /// Return a file that is read through the cache, if there is one. `is_answered`: whether the store has answered a
+    /// request for it.
+    pub(super) fn through_cache(&self, source: RemoteFile, is_answered: bool) -> Box<dyn ReadAt> {
+        let remembered = self.remember(&source);
+        cached(source, remembered, is_answered)
     }
 
     /// Open the model of a folder, a file or an index. Both are requested at once, since one after the other would take twice
@@ -240,7 +274,7 @@ impl<'f> Session<'f> {
         let ask = |number: usize, stop: StopFlag<'_>| {
             let (remote, is_index) = both[number];
             let begin: &Begin<'_> = if *is_index { &begin_index } else { begin };
-            let opened = begin(self.resource(remote), stop);
+            let opened = self.begin(remote, begin, stop);
             // The second is not needed any more.
             let is_done = number == 0 && opened.is_ok();
             let _ = found[number].set(opened);
@@ -249,13 +283,15 @@ impl<'f> Session<'f> {
         // The outcome of each request is in `found`.
         let _ = share(Reading::on(2).waiting(true), vec![0, 1], 0, ask, &self.stop);
         // S3 answers 403 for a missing object if the identity may not list the bucket.
-        let may_be_missing =
-            |fault: &Fault| fault.is_missing() || !folder.is_of_hub() && fault.status() == Some(403);
+        let may_be_missing = |fault: &Fault| {
+            let is_missing = fault.is_missing() || fault.is_offline();
+            is_missing || !folder.is_of_hub() && fault.status() == Some(403)
+        };
         let missing = match found.map(OnceLock::into_inner) {
             [Some(Ok(source)), _] => return Ok((first.0, source, first.1)),
             [Some(Err(fault)), other] if may_be_missing(&fault) => match other {
                 Some(Ok(source)) => return Ok((second.0, source, second.1)),
-                Some(Err(other)) if !other.is_missing() => other,
+                Some(Err(other)) if !other.is_missing() && !other.is_offline() => other,
                 Some(Err(_)) if fault.is_missing() => {
                     fault.and_not(if second.1 { INDEX_FILE } else { MODEL_FILE })
                 }
@@ -287,7 +323,9 @@ impl<'f> Session<'f> {
             };
             let (resource, nbytes) = (self.resource(&file), to_u64(index.len()));
             let source = RemoteFile::known(resource, nbytes, version, index.to_owned());
-            return source.map(|source| self.opened(file, source, true)).transpose();
+            return source
+                .map(|source| self.opened(file, source, true, false))
+                .transpose();
         }
         let Some(only) = self.headers.of_file() else {
             return Ok(None);
@@ -298,7 +336,9 @@ impl<'f> Session<'f> {
             remote.clone()
         };
         let source = self.known(&model, only);
-        source.map(|source| self.opened(model, source, false)).transpose()
+        source
+            .map(|source| self.opened(model, source, false, false))
+            .transpose()
     }
 
     /// Return a file of tensors whose header another process read.
@@ -323,7 +363,13 @@ impl<'f> Session<'f> {
     }
 
     /// Open the file `source`, or the shards if it is an index by its name or its content.
-    fn opened(&self, remote: Remote, source: RemoteFile, is_index: bool) -> Result<Checkpoint, Error> {
+    fn opened(
+        &self,
+        remote: Remote,
+        source: RemoteFile,
+        is_index: bool,
+        is_answered: bool,
+    ) -> Result<Checkpoint, Error> {
         let commit = source.commit();
         if let Some(path) = remote.cached_at(commit.as_deref()) {
             return self.cached(&path, Some(remote.at(commit)));
@@ -331,9 +377,14 @@ impl<'f> Session<'f> {
         if !is_index {
             match self.header(&remote, &source) {
                 Err(error) if names_index(&error) => {}
-                header => return Ok(archive(remote, header?, source).into()),
+                header => {
+                    let header = header?;
+                    let source = self.through_cache(source, is_answered);
+                    return Ok(archive(remote, header, source).into());
+                }
             }
         }
+        self.remember(&source);
         let path = PathBuf::from(&remote.shown);
         let index = index_of(source.all(self.stop), source.nbytes(), &path)?;
         self.shards(path, index, remote.at(commit))
@@ -347,16 +398,21 @@ impl<'f> Session<'f> {
             return Archive::of(file, Some(&path), &local(&self.limits).open, None);
         }
         let known = self.headers.of_shard(number);
-        let mut source = match known.and_then(|header| self.known(&remote, header)) {
+        let known = known.and_then(|header| self.known(&remote, header));
+        let is_answered = known.is_none();
+        let begin =
+            |resource: Resource, stop: StopFlag<'_>| source::open(resource, start_nbytes, &self.limits, stop);
+        let mut source = match known {
             Some(source) => source,
             None => {
-                let source = source::open(self.resource(&remote), start_nbytes, &self.limits, self.stop);
+                let source = self.begin(&remote, &begin, self.stop);
                 source.map_err(|fault| refused(&remote.shown, fault))?
             }
         };
         let header = self.header(&remote, &source)?;
+        let remembered = self.remember(&source);
         source.free_start();
-        Ok(archive(remote, header, source))
+        Ok(archive(remote, header, cached(source, remembered, is_answered)))
     }
 
     /// Close the connections that reading tensors does not need. Opening shards needs more, which would stay open as long
@@ -444,11 +500,23 @@ pub(super) fn for_urls(index: ShardIndex, path: &Path) -> Result<ShardIndex, Err
     }
 }
 
-fn archive(remote: Remote, header: Header, source: RemoteFile) -> Archive {
+/// Return a file whose blocks are cached, if the cache knows its version.
+fn cached(
+    source: RemoteFile,
+    remembered: Option<(Arc<Cache>, Version)>,
+    is_answered: bool,
+) -> Box<dyn ReadAt> {
+    match remembered {
+        Some((cache, version)) => Box::new(CachedFile::new(source, cache, version, is_answered)),
+        None => Box::new(source),
+    }
+}
+
+fn archive(remote: Remote, header: Header, source: Box<dyn ReadAt>) -> Archive {
     Archive {
         path: Some(remote.shown.into()),
         header,
-        origin: Origin::Other(Box::new(source)),
+        origin: Origin::Other(source),
         backend: remote.backend,
         why: REMOTE.into(),
     }

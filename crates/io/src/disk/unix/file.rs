@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::io::{Seek, Write};
+#[cfg(feature = "remote")]
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
@@ -27,6 +29,22 @@ pub(crate) fn facts(file: &File) -> io::Result<Facts> {
 #[cfg(feature = "remote")]
 pub(crate) fn is_ours(facts: &Facts) -> bool {
     facts.kind == Kind::File && facts.owner.0 == geteuid().as_raw() && facts.names <= 1
+}
+
+/// Create a directory that only its owner can use, with its parents, unless there is one.
+#[cfg(feature = "remote")]
+pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+}
+
+/// Return whether a directory belongs to this user or to the system, and no other user can write to it.
+#[cfg(feature = "remote")]
+pub(crate) fn is_private_directory(facts: &Facts) -> bool {
+    let is_trusted = [0, geteuid().as_raw()].contains(&facts.owner.0);
+    facts.kind == Kind::Directory && is_trusted && facts.mode & 0o022 == 0
 }
 
 /// Return the facts of the file to which a path leads.

@@ -46,6 +46,18 @@ pub(crate) fn is_ours(facts: &Facts) -> bool {
     facts.kind == Kind::File && facts.names <= 1
 }
 
+/// Create a directory, with its parents, unless there is one. It inherits the access list of its parent.
+#[cfg(feature = "remote")]
+pub(crate) fn create_private_directory(path: &Path) -> io::Result<()> {
+    std::fs::create_dir_all(path)
+}
+
+/// Return whether it is a directory. Its access list protects it from other users.
+#[cfg(feature = "remote")]
+pub(crate) fn is_private_directory(facts: &Facts) -> bool {
+    facts.kind == Kind::Directory
+}
+
 /// Return the facts of an open file.
 pub(crate) fn facts(file: &File) -> io::Result<Facts> {
     let found = match information(file) {
