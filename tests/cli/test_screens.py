@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import ingot
 from ingot._native import in_natural_order
-from ingot.cli.screen import cell_width, count, cut, nbytes
+from ingot.cli.screen import count, nbytes
+from ingot.cli.table import Column, aligned, boxed, cell_width, cut
 from support.commands import good, in_a_pipe, in_a_terminal
 from support.models import save, transformer
 
@@ -70,7 +71,9 @@ def test_screens_cut_names_and_no_numbers(folder: Path) -> None:
         lines = in_a_terminal(
             "ls", "-l", "model.safetensors", folder=folder, columns=columns, NO_COLOR="1"
         ).out
-        assert "…" in lines
+        assert ("…" in lines) == (columns > 40)
+        note = " ".join(lines.partition("left out: ")[2].split())
+        assert note.partition(";")[0] == {40: "begin, end", 60: "end", 80: ""}[columns]
         sizes = re.findall(r"(\d+(?:\.\d+)? k?B)\b", lines)
         assert len(sizes) == 4 + 4 * 12
     wide = in_a_terminal("ls", "model.safetensors", folder=folder, columns=80, NO_COLOR="1").out
@@ -213,3 +216,62 @@ def test_screens_fit_after_cutting(text: str, width: int) -> None:
     found = cut(text, width)
     assert cell_width(found) <= width
     assert found == text or "…" in found
+
+
+PARTS = [
+    "lora",
+    "unet",
+    "transformer",
+    "h",
+    "0",
+    "1",
+    "10",
+    "attn1",
+    "to_q",
+    "up",
+    "weight",
+    "模型",
+    "e\u0301",
+]
+NAMES = st.lists(st.sampled_from(PARTS), min_size=1, max_size=12).map("_".join) | st.text(
+    "ab._日", max_size=90
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[Column], list[list[str]]]:
+    """Return a table as commands print it: names between marks, then text, sentences and numbers."""
+    kinds = [
+        Column("text"),
+        Column("text", spare=True),
+        Column("file", named=True),
+        Column("what", wraps=True),
+        *(Column("number", right=True, spare=spare) for spare in (True, False)),
+    ]
+    more = draw(st.lists(st.sampled_from(kinds), max_size=6))
+    texts = [st.integers(0, 10**12).map(str) if column.right else NAMES for column in more]
+    names = draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
+    columns = [Column("", whole=True), Column("name"), Column("", whole=True), *more]
+    return columns, [["<", name, ">", *map(draw, texts)] for name in names]
+
+
+@settings(max_examples=150, deadline=None)
+@given(tables(), st.integers(40, 120))
+def test_tables_fit_and_names_never_look_alike(
+    table: tuple[list[Column], list[list[str]]], width: int
+) -> None:
+    columns, rows = table
+    for layout in (aligned, boxed):
+        lines = [*layout(columns, rows, width, str)]
+        assert [line for line in lines if cell_width(line) > width] == []
+    lines = [*aligned(columns, rows, width, str)]
+    heads = [line.partition(">")[0] for line in lines if line.lstrip().startswith("<")]
+    assert len({*map(cell_width, heads)}) == 1
+    if {head.split("<")[1].strip() for head in heads} == {""}:
+        # The names are whole, on lines of their own.
+        text = "".join("".join(lines).split())
+        assert all(row[1] in text for row in rows)
+    else:
+        names = [head.split("<")[1].strip() for head in heads]
+        assert len({*names}) == len(rows)
+        assert all(name == row[1] or "…" in name for name, row in zip(names, rows, strict=True))

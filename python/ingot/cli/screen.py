@@ -23,11 +23,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSp
 import click
 
 from ingot._base import progress
-from ingot._base.text import _Escapes, scaled
 from ingot._base.text import nbytes as nbytes
 from ingot._base.text import plural as plural
+from ingot._base.text import scaled
 from ingot._native import TensorInfo, shown_url
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
+
+from .table import Column as Column
+from .table import aligned
+from .table import shown as shown
 
 if TYPE_CHECKING:
     from ingot.typing import Tell
@@ -38,16 +42,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 # The text form of names, numbers and sizes, and tables of them.
-
-
-_ESCAPES = _Escapes()
-
-
-def shown(text: str) -> str:
-    """Return `text` with control characters and invisible characters escaped."""
-    if text.isascii() and text.isprintable():
-        return text
-    return text.translate(_ESCAPES)
 
 
 def count(number: int) -> str:
@@ -67,24 +61,7 @@ def real(value: float | None) -> str:
     return str(value) if isinstance(value, int) else f"{value:.6g}"
 
 
-# The least width of a column.
-_NARROWEST = 12
-_GAP = "  "
 _ROWS_AT_ONCE = 500
-
-
-class Column(NamedTuple):
-    """A column of a table."""
-
-    title: str
-    right: bool = False
-    """Whether the column has numbers, which are right-aligned."""
-    whole: bool = False
-    """Whether the cells are never cut, because people copy them. A line that becomes too long wraps."""
-    spare: bool = False
-    """Whether the column is omitted if the terminal is too narrow for all columns."""
-    named: bool = False
-    """Whether the cells are names of files, which are cut last: after all other cells and spare columns."""
 
 
 def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -119,197 +96,6 @@ def _not_a_formula(cell: str) -> str:
 
 _FORMULA = re.compile(r"\s*[=+\-@]")
 _SIGNED_NUMBER = re.compile(r"[+-](\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)?")
-
-
-def aligned(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
-) -> Iterator[str]:
-    """Yield the lines of a table with titles that fits into `width` columns of a terminal."""
-    cells = [[shown(cell) for cell in row] for row in rows]
-    columns, cells, widths = _fitted(columns, cells, width)
-    titles = [column.title for column in columns]
-    yield strong(_line([*map(cut, titles, widths)], columns, widths))
-    for row in _cut_apart(cells, widths):
-        yield _line(row, columns, widths)
-
-
-def _fitted(
-    columns: Sequence[Column], cells: list[list[str]], width: int
-) -> tuple[Sequence[Column], list[list[str]], list[int]]:
-    """Return the columns that fit into `width`, their cells and their widths."""
-    titles = [column.title for column in columns]
-    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
-    text = [at for at, column in enumerate(columns) if not (column.right or column.whole)]
-    _fit(widths, [at for at in text if not columns[at].named], width)
-    spare = [at for at, column in enumerate(columns) if column.spare]
-    if spare and _over(widths, width) > 0:
-        left = [at for at in range(len(columns)) if at != spare[-1]]
-        return _fitted([columns[at] for at in left], [[row[at] for at in left] for row in cells], width)
-    _fit(widths, [at for at in text if columns[at].named], width)
-    return columns, cells, widths
-
-
-def _over(widths: Sequence[int], width: int) -> int:
-    """Return by how many columns of the terminal a table is wider than `width`."""
-    return sum(widths) + len(_GAP) * (len(widths) - 1) - width
-
-
-def _fit(widths: list[int], text: Sequence[int], width: int) -> None:
-    """Narrow the widest of the columns at `text` until the table fits into `width`."""
-    while text and (over := _over(widths, width)) > 0:
-        most = max(widths[at] for at in text)
-        widest = [at for at in text if widths[at] == most]
-        if most <= _NARROWEST:
-            return
-        second = max((widths[at] for at in text if widths[at] < most), default=_NARROWEST)
-        # Columns of one width are narrowed alike.
-        taken = min(-(-over // len(widest)), most - max(second, _NARROWEST))
-        for at in widest:
-            widths[at] -= taken
-
-
-def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
-    padded = []
-    for text, column, width in zip(cells, columns, widths, strict=True):
-        gap = " " * (width - cell_width(text))
-        padded.append(gap + text if column.right else text + gap)
-    return _GAP.join(padded).rstrip()
-
-
-def cut(text: str, width: int) -> str:
-    """Cut `text` to `width` columns. Removes the middle, since names differ at both ends."""
-    if cell_width(text) <= width:
-        return text
-    head, tail = width // 2, width - width // 2 - 1
-    while cell_width(text[:head]) > width // 2:
-        head -= 1
-    while tail and cell_width(text[-tail:]) > width - width // 2 - 1:
-        tail -= 1
-    return text[:head] + "…" + (text[-tail:] if tail else "")
-
-
-def _cut_apart(cells: list[list[str]], widths: Sequence[int]) -> Iterator[Sequence[str]]:
-    """Cut the cells of each column to its width, so that cells that differ still differ."""
-    columns = zip(*cells, strict=True) if cells else ((),) * len(widths)
-    cuts = [distinct_cuts(column, width) for column, width in zip(columns, widths, strict=True)]
-    for row in cells:
-        yield [cut_of[cell] for cut_of, cell in zip(cuts, row, strict=True)]
-
-
-# The least width to cut to.
-_LEAST_CUT = 3
-
-
-def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
-    """Return each text cut to `width` columns, or whole where every cut would look like another text."""
-    distinct = [*dict.fromkeys(texts)]
-    if all(cell_width(text) <= width for text in distinct):
-        return dict(zip(distinct, distinct, strict=True))
-    # Words that all texts have, such as a folder and an ending, are cut first.
-    ends = _common_ends(distinct, whole_words=True)
-    found = _told_apart(distinct, width, set(), ends) if len(distinct) > 1 and any(ends) else {}
-    if found:
-        return found
-    cuts = {text: cut(text, width) for text in distinct}
-    alike: dict[str, list[str]] = {}
-    for text, short in cuts.items():
-        alike.setdefault(short, []).append(text)
-    taken = {short for short, group in alike.items() if len(group) == 1}
-    for group in alike.values():
-        if len(group) > 1:
-            found = _told_apart(group, width, taken, _common_ends(group)) or {text: text for text in group}
-            taken.update(found.values())
-            cuts |= found
-    return cuts
-
-
-def _told_apart(texts: list[str], width: int, taken: set[str], ends: tuple[int, int]) -> dict[str, str]:
-    """Return cuts without the ends that all texts have in common, or nothing if that is too long."""
-    begin, end = ends
-    middles = {text: text[begin : len(text) - end] for text in texts}
-    for room in range(width - 2, max(width - 6, _LEAST_CUT), -1):
-        cuts = distinct_cuts(middles.values(), room)
-        found = {text: _around(text, cuts[middle], begin, end, width) for text, middle in middles.items()}
-        fits = all(cell_width(one) <= width for one in found.values())
-        if fits and len({*found.values()} - taken) == len(texts):
-            return found
-    return {}
-
-
-# A shorter rest of a beginning says nothing.
-_LEAST_HEAD = 4
-
-
-def _around(text: str, middle: str, begin: int, end: int, width: int) -> str:
-    """Return the middle of a text between as much of its beginning as fits, and its whole end if it fits."""
-    head, tail = text[:begin], text[len(text) - end :]
-    room = width - cell_width(middle)
-    if cell_width(head) + cell_width(tail) > room:
-        tail = "…" * bool(tail)
-        room -= len(tail)
-    if cell_width(head) > room:
-        head = cut_to(head, max(0, room - 1))
-        head = f"{head if len(head) >= _LEAST_HEAD else ''}…"
-    return f"{head}{middle}{tail}".replace("……", "…")
-
-
-def cut_to(text: str, width: int) -> str:
-    """Return the start of a text that fits into `width` columns."""
-    while cell_width(text) > width:
-        text = text[: max(0, min(len(text) - 1, width))]
-    return text
-
-
-def _common_ends(texts: Sequence[str], whole_words: bool = False) -> tuple[int, int]:
-    """Return the numbers of characters at the start and at the end that all texts have."""
-    first = texts[0]
-    begin, end = _common(texts), _common([text[::-1] for text in texts])
-    while whole_words and begin and first[begin - 1].isalnum():
-        begin -= 1
-    while whole_words and end and first[-end].isalnum():
-        end -= 1
-    return begin, min(end, min(map(len, texts)) - begin)
-
-
-def _common(texts: Sequence[str]) -> int:
-    """Return the length of the longest common prefix."""
-    columns = enumerate(zip(*texts, strict=False))
-    return next((at for at, column in columns if len({*column}) > 1), min(map(len, texts)))
-
-
-def cell_width(text: str) -> int:
-    """Return the columns of `text` on a terminal, where many East Asian characters take two."""
-    if text.isascii():
-        return len(text)
-    from unicodedata import category, east_asian_width
-
-    # Combining and invisible characters take no column.
-    seen = (one for one in text if category(one) not in ("Mn", "Me", "Cf"))
-    return sum(2 if east_asian_width(one) in "FW" else 1 for one in seen)
-
-
-def boxed(
-    columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int, strong: Callable[[str], str]
-) -> Iterator[str]:
-    """Yield the lines of a table in a box with round corners."""
-    # A border and a blank at each end of each cell.
-    inner = width - 4 - 3 * (len(columns) - 1)
-    cells = [[shown(cell) for cell in row] for row in rows]
-    titles = [column.title for column in columns]
-    widths = [max(map(cell_width, row)) for row in zip(titles, *cells, strict=True)]
-    _fit(widths, range(len(widths)), inner + len(_GAP) * (len(widths) - 1))
-    rules = ["─" * (one + 2) for one in widths]
-    yield f"╭{'┬'.join(rules)}╮"
-    yield _boxed([*map(cut, titles, widths)], widths, strong)
-    yield f"├{'┼'.join(rules)}┤"
-    for row in _cut_apart(cells, widths):
-        yield _boxed(row, widths, str)
-    yield f"╰{'┴'.join(rules)}╯"
-
-
-def _boxed(cells: Sequence[str], widths: Sequence[int], style: Callable[[str], str]) -> str:
-    padded = [text + " " * (width - cell_width(text)) for text, width in zip(cells, widths, strict=True)]
-    return f"│ {' │ '.join(map(style, padded))} │"
 
 
 # The number of rows that are written at once.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, boxed, count, printing, shape
+from ingot.cli.screen import Column, Screen, count, printing, shape
 from ingot.cli.sources import opened
+from ingot.cli.table import boxed
 
 _COLUMNS = (Column("Parameter Name"), Column("DType"), Column("Shape"))
 

@@ -86,7 +86,7 @@ def validate(screen: Screen, paths: tuple[str, ...]) -> int:
     every = [{"path": model, "findings": findings} for model, findings in found]
     screen.answer(described(found[0][1] if read.is_single else {"models": read.in_order(every)}))
     rows = [(model, *map(str, one)) for model, findings in found for one in findings]
-    _print_rows(screen, (Column("severity"), Column("key"), Column("what")), rows, read.is_single)
+    _print_rows(screen, (Column("severity"), Column("key"), Column("what", wraps=True)), rows, read.is_single)
     for model, findings in found:
         if not findings:
             screen.say(f"{shown(model)}: all is well")

@@ -6,7 +6,7 @@ from ingot._write import edit
 from ingot.cli import arguments
 from ingot.cli.screen import Column, plural
 
-_COLUMNS = (Column("rule"), Column("tensor"), Column("found"), Column("done"))
+_COLUMNS = (Column("rule"), Column("tensor"), Column("found", wraps=True), Column("done"))
 
 
 @arguments.command(short_help="Write the intact tensors of a damaged file to a new file.")

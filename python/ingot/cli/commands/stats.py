@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     Column("name"),
-    Column("dtype"),
-    *(Column(title, right=True) for title in ("min", "max")),
-    *(Column(title, right=True, spare=True) for title in ("mean", "std")),
+    Column("dtype", spare=True),
+    *(Column(title, right=True, spare=True) for title in ("min", "max", "mean", "std")),
     *(Column(title, right=True) for title in ("zeros", "nan", "inf")),
 )
 _BAR = 40

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,6 @@ from ingot.cli.screen import (
     Screen,
     count,
     csv,
-    cut,
     described,
     nbytes,
     plural,
@@ -24,6 +24,7 @@ from ingot.cli.screen import (
     status,
 )
 from ingot.cli.sources import looked_into, models_of
+from ingot.cli.table import cut, wrapped
 from ingot.errors import SafetensorError
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 # The most items of each list, so that the summary fits on a screen of 24 lines.
 _LINES = 5
 _LABEL = 12
+# Lists of values that may be long, which would fill the screen.
+_CUT = ("metadata", "others")
 
 
 class Totals(NamedTuple):
@@ -81,12 +84,21 @@ def command(screen: Screen, paths: tuple[str, ...]) -> int:
         return 0
     screen.say(screen.strong(shown(source.path)))
     for label, lines in _parts(source, infos, dtypes):
-        for at, line in enumerate(lines):
-            head = "" if at else label
-            text = shown(line)
-            room = screen.width - _LABEL - 2
-            screen.say(f"  {head:<{_LABEL}}{cut(text, room) if screen.is_terminal else text}".rstrip())
+        texts = [text for line in lines for text in _fitted(screen, label, shown(line))]
+        for head, text in zip_longest([label], texts, fillvalue=""):
+            screen.say(f"  {head:<{_LABEL}}{text}".rstrip())
     return 0
+
+
+def _fitted(screen: Screen, label: str, line: str) -> list[str]:
+    """Return the lines of a value that fit beside the label. Text of the user is cut, all else wraps."""
+    room = max(screen.width - _LABEL - 2, _LABEL)
+    if not screen.is_terminal:
+        return [line]
+    if label in _CUT:
+        return [cut(line, room)]
+    first, *rest = wrapped(line, room)
+    return [first, *(f"  {part}" for part in wrapped(" ".join(rest), room - 2))] if rest else [first]
 
 
 _COLUMNS = (
