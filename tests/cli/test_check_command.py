@@ -67,7 +67,7 @@ def test_check_names_every_path_in_order(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("paths", "code", "summary"),
     [
-        (("sound.safetensors", "shards"), 0, "2 paths: all is well"),
+        (("sound.safetensors", "shards"), 0, "2 paths, values not read: all is well"),
         (("sound.safetensors", "odd.safetensors"), 1, "2 paths: 1 well, 1 with findings, 0 with errors"),
         (("cut.safetensors", "sound.safetensors"), 1, "2 paths: 1 well, 0 with findings, 1 with errors"),
         (("missing.safetensors", "odd.safetensors"), 2, "2 paths: 0 well, 1 with findings, 1 with errors"),

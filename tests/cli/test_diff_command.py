@@ -226,3 +226,14 @@ def test_diff_in_a_pipe_prints_exact_integers(folder: Path) -> None:
     save(folder / "two", {"a": numpy.array([-1])})
     (row,) = in_a_pipe("diff", "one", "two", "--values", folder=folder).rows()
     assert row[:4] == ["*", "a", "1", str(2**62 + 2)]
+
+
+def test_diff_in_a_pipe_notes_that_values_are_not_compared(tmp_path: Path) -> None:
+    for number in range(2):
+        save(tmp_path / f"{number}.safetensors", {"w": numpy.full(3, number, "f4")})
+    files = [tmp_path / f"{number}.safetensors" for number in range(2)]
+    ended = run("diff", *files)
+    assert (ended.code, ended.out) == (0, "")
+    assert "--values compares the values too" in ended.err
+    for words in (["--quiet"], ["--json"], ["--values"]):
+        assert run("diff", *files, *words).err == ""

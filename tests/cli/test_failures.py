@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 import ingot.delta
 from ingot.cli.program import COMMANDS, program
+from ingot.cli.screen import in_options, status
 from support.commands import command_line, environment, every, in_a_pipe, run
 from support.models import save
 
@@ -166,5 +169,44 @@ def test_commands_print_failures_on_standard_error_only() -> None:
 
 def test_help_documents_each_exit_status() -> None:
     lines = [line.split() for line in run("--help").out.splitlines()]
-    for status in (0, 1, 2, 130, 141):
-        assert [str(status)] in [words[:1] for words in lines]
+    for code in (0, 1, 2, 130, 141):
+        assert [str(code)] in [words[:1] for words in lines]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls", "model.safetensors"],
+        ["ls", "--json", "model.safetensors"],
+        ["summary", "--json", "model.safetensors"],
+        ["meta", "get", "--json", "model.safetensors"],
+        ["hash", "--json", "model.safetensors"],
+        ["check", "model.safetensors"],
+        ["--help"],
+    ],
+    ids=" ".join,
+)
+def test_commands_report_a_full_disk_in_one_line(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command_line(*words), stdout=full, stderr=subprocess.PIPE, env=environment(), check=False
+        )
+    assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+
+
+def test_exit_status_is_1_for_failures_and_2_for_wrong_paths() -> None:
+    failures = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EIO, errno.EMFILE)
+    assert {status(OSError(number, "", "x")) for number in failures} == {1}
+    wrong = (errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+    assert {status(OSError(number, "", "x")) for number in wrong} == {2}
+    # The first memory page of a process cannot be read.
+    assert run("ls", "/proc/self/mem").code == 1
+
+
+def test_commands_give_no_advice_for_python() -> None:
+    """Convert the advice for a directory that is not writable, as `ingot-io` words it."""
+    faults = Path(__file__).parents[2] / "crates" / "io" / "src" / "error" / "faults.rs"
+    advice = re.findall(r'"(save_file\(.*?)"', faults.read_text(encoding="utf-8"))
+    assert len(advice) == 1
+    assert "writable" in in_options(advice[0])
+    assert "save_file" not in in_options(advice[0])

@@ -196,7 +196,6 @@ def test_ls_hash_and_check_take_folders(folder: Path) -> None:
     assert {Path(row[0]).name for row in rows} == {path.name for path in folder.iterdir()}
     assert len(good("ls", folder, "--json").json()["models"]) == 3
     assert len(good("hash", folder, "-a", "autov3", "--csv").out.splitlines()) == 4
-    assert good("check", folder).out.endswith("3 paths: all is well\n")
 
 
 def test_rows_of_a_narrow_terminal_never_look_alike(tmp_path: Path) -> None:
@@ -274,3 +273,18 @@ def test_distinct_cuts_differ(texts: set[str], width: int) -> None:
 def test_json_of_one_model_in_a_list_of_paths_is_a_summary(folder: Path) -> None:
     facts = json.loads(good(folder / "style1.safetensors", "--json").out)
     assert facts["kind"]["rank"] == [1, 1]
+
+
+def test_folder_with_more_models_in_folders_warns(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    for name in ("old", "new"):
+        (folder / name).mkdir()
+        lora(folder / name / "style.safetensors", 4)
+    ended = run(folder)
+    assert (ended.code, len(ended.rows())) == (0, 3)
+    assert ended.err == f"warning: {folder}: left out the 2 directories in it: new, old\n"
+
+
+def test_check_of_a_folder_says_that_values_are_not_read(folder: Path) -> None:
+    assert good("check", folder).out.endswith("3 paths, values not read: all is well\n")
+    assert good("check", folder, "--values").out.endswith("3 paths: all is well\n")

@@ -112,7 +112,7 @@ def test_meta_clean_training_keeps_title_licence_thumbnail_and_network(folder: P
 
 def test_meta_clean_dry_run_and_options(folder: Path) -> None:
     out = good("meta", "clean", folder, "--training", "--dry-run").out
-    assert out.count("dry-run: 0 keys set, 2 removed") == 2
+    assert out.count(": nothing was written: 0 keys to set, 2 to remove\n") == 2
     assert metadata(folder / "a.safetensors")["ss_tag_frequency"] == "{}"
     assert run("meta", "clean", folder, "-o", "x").code == 2
     assert run("meta", "clean", folder, "--training", "--all").code == 2

@@ -275,3 +275,24 @@ def test_tables_fit_and_names_never_look_alike(
         names = [head.split("<")[1].strip() for head in heads]
         assert len({*names}) == len(rows)
         assert all(name == row[1] or "…" in name for name, row in zip(names, rows, strict=True))
+
+
+def test_summary_wraps_the_kind_and_long_names(tmp_path: Path) -> None:
+    parts = {"lora_A.weight": (4, 64), "lora_B.weight": (64, 4)}
+    prefix = "base_model.model.transformer.h.0.attn.q_proj"
+    save(
+        tmp_path / "adapter_model.safetensors",
+        {f"{prefix}.{part}": numpy.zeros(shape, "f4") for part, shape in parts.items()},
+    )
+    (tmp_path / "adapter_config.json").write_text(
+        '{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "gpt"}'
+    )
+    plain = "".join(good(tmp_path).out.split()).removeprefix(f"{tmp_path.parent}/")
+    for columns in (40, 60, 80):
+        lines = in_a_terminal(
+            tmp_path.name, folder=tmp_path.parent, columns=columns, NO_COLOR="1"
+        ).out.splitlines()
+        assert max(map(cell_width, lines)) <= columns
+        assert "…" not in "".join(lines)
+        # Names break at dots.
+        assert "".join("".join(lines).split()) == plain

@@ -255,7 +255,7 @@ class Verification(Report):
 
     def _lines(self) -> list[str]:
         """Return a line with the result, and a line for each fault."""
-        lines = [f"{'ok' if self.ok else 'NOT ok'}: {self.checked} tensors checked"]
+        lines = [f"{'ok' if self.ok else 'NOT ok'}: {plural(self.checked, 'tensor')} checked"]
         if self.algorithm is not None:
             lines[0] += f" by {self.algorithm}"
         if self.shards:

@@ -16,7 +16,7 @@ from ingot import __version__
 from ingot.errors import SafetensorError
 
 from . import arguments
-from .screen import fail, failure, in_options, one_line, warn
+from .screen import discard_output, fail, failure, in_options, one_line, warn
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -117,7 +117,7 @@ def program() -> None:
     Exit status:
       0    success
       1    a file is invalid or differs, a check found a problem, or reading or writing failed
-      2    wrong usage: an unknown option, a missing file or tensor, an existing destination
+      2    wrong usage: an unknown option, a missing file, tensor or package, an existing destination
       130  interrupted by Ctrl-C
       141  the reader of the output closed the pipe
     """  # noqa: D301 - click needs the character
@@ -129,13 +129,10 @@ def run(given: Sequence[str]) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = partial(_warned, given)
-            code = _carried_out(_expanded(given))
-        sys.stdout.flush()
+            return _carried_out(_expanded(given))
     except BrokenPipeError:
-        # Python flushes once more at exit, and would report the closed pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 141
-    return code
 
 
 def _warned(given: Sequence[str], message: Warning | str, *place: Any, **rest: Any) -> None:
@@ -161,9 +158,10 @@ def _expanded(given: Sequence[str]) -> list[str]:
 
 def _carried_out(given: list[str]) -> int:
     try:
-        return _invoked(given)
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
+        code = _invoked(given)
+        # The last bytes may fail to be written, too.
+        sys.stdout.flush()
+        return code
     except click.exceptions.NoArgsIsHelpError as error:
         # The message of this error is the help.
         sys.stderr.write(error.format_message() + "\n")
@@ -185,8 +183,11 @@ def _invoked(given: list[str]) -> int:
         from click.shell_completion import shell_complete
 
         return shell_complete(program, {}, "ingot", _COMPLETE, instruction)
-    with program.make_context("ingot", given) as context, arguments.honest_when_interrupted(context):
-        code = program.invoke(context)
+    try:
+        with program.make_context("ingot", given) as context, arguments.honest_when_interrupted(context):
+            code = program.invoke(context)
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
     return code if isinstance(code, int) else 0
 
 

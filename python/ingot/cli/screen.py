@@ -346,6 +346,11 @@ def _closed(report: Callable[[T], None], result: T) -> BrokenPipeError | None:
     return None
 
 
+def discard_output() -> None:
+    """Let Python write nothing more to standard output, which it flushes once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def warn(message: str) -> None:
     """Print a warning on standard error. The caller has escaped names from files."""
     sys.stderr.write(f"warning: {message}\n")
@@ -353,8 +358,15 @@ def warn(message: str) -> None:
 
 def fail(failure: Failure, as_json: bool) -> int:
     """Print a failure on standard error, and as JSON on standard output; return the exit status."""
-    if as_json:
-        Screen(as_json=True).answer(failure._asdict())
+    try:
+        if as_json:
+            Screen(as_json=True).answer(failure._asdict())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # The failure may be that standard output cannot be written, for example to a full disk.
+        discard_output()
     sys.stderr.write(f"error: {failure.error}\n")
     return failure.exit_status
 
@@ -389,6 +401,8 @@ def bar(screen: Screen, title: str) -> Iterator[Tell]:
 
 # Errors in the arguments, not in a file.
 _TYPED = (TensorNotFoundError, SliceError, OptionError)
+# Errors of the system about a path as it was typed, and missing packages.
+_NOT_BEGUN = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, ImportError)
 
 # The arguments that the messages of `ingot` name. Each has an option of the same name with dashes.
 _ARGUMENTS = re.compile(
@@ -399,6 +413,10 @@ _ARGUMENTS = re.compile(
 _PHRASES = {
     " — format=… names it": "",
     " — say which by metadata=": " — make them equal with `ingot meta set`",
+    "save_file(..., atomic=False) writes an existing file in place instead, though not atomically": (
+        "make its directory writable, since a new file replaces the old one there"
+    ),
+    ', or load files without backend="mmap"': "",
     'write_options={"replace_read_only": True}': "replace_read_only=True",
 }
 # An argument with a value, as in `overwrite=True`, or alone if it has an underscore, so that it cannot be an
@@ -470,10 +488,8 @@ def one_line(message: str, typed: Iterable[str]) -> str:
 
 
 def status(error: BaseException) -> int:
-    """Return the exit status: 1 for a faulty file or a failure, 2 if the work could not begin."""
-    if isinstance(error, SafetensorError):
-        return 2 if isinstance(error, _TYPED) else 1
-    return 1 if isinstance(error, MemoryError) else 2
+    """Return the exit status: 1 for a faulty file or a failure, 2 for a command that cannot work as typed."""
+    return 2 if isinstance(error, _TYPED if isinstance(error, SafetensorError) else _NOT_BEGUN) else 1
 
 
 def in_options(message: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import click
@@ -17,7 +18,7 @@ from ingot._native import Checkpoint, ShardIndex, in_natural_order, is_url, show
 from ingot._read import door
 from ingot.errors import ConversionError, HeaderError, SafetensorError
 
-from .screen import shown
+from .screen import shown, warn
 
 if TYPE_CHECKING:
     import numpy
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _INDEX = ".index.json"
+_MODELS = (_INDEX, ".safetensors", ".bt")
 
 
 class Source:
@@ -160,11 +162,27 @@ def _models_in(path: str) -> list[str]:
         if getattr(error, "code", None) != "ambiguous-checkpoint":
             return [path]
     names = os.listdir(path)
+    _warn_of_folders(path, names)
     indexes = [name for name in names if name.endswith(_INDEX)]
     read = (ShardIndex.read(os.path.join(path, name)) for name in indexes)
     shards = {shard for index in read if index for shard in index.weight_map().values()}
-    models = [name for name in names if name.endswith((_INDEX, ".safetensors", ".bt")) and name not in shards]
+    models = [name for name in names if name.endswith(_MODELS) and name not in shards]
     return [os.path.join(path, name) for name in _in_order(models)]
+
+
+def _warn_of_folders(path: str, names: Sequence[str]) -> None:
+    """Warn that the models in the directories of a directory are not read."""
+    folders = [name for name in _in_order(names) if _has_models(os.path.join(path, name))]
+    if folders:
+        some = ", ".join(folders[:3]) + ", …" * (len(folders) > 3)
+        what = "directory" if len(folders) == 1 else f"{len(folders)} directories"
+        warn(shown(f"{path}: left out the {what} in it: {some}"))
+
+
+def _has_models(folder: str) -> bool:
+    with suppress(OSError):
+        return any(name.endswith(_MODELS) for name in os.listdir(folder))
+    return False
 
 
 def _in_order(names: Sequence[str]) -> list[str]:
@@ -178,7 +196,7 @@ def is_model(word: str) -> bool:
     """Return whether a word after the first path is a path too, and not a key or a pair of the metadata."""
     if is_url(word) or os.path.isdir(word):
         return True
-    return word.endswith((_INDEX, ".safetensors", ".bt")) and ("=" not in word or os.path.lexists(word))
+    return word.endswith(_MODELS) and ("=" not in word or os.path.lexists(word))
 
 
 def _name(file: str) -> str:

@@ -1,6 +1,6 @@
 """Lay out tables for terminals: no line is wider than the terminal, and cells that differ look different.
 
-Columns with text are narrowed first, and their cells cut. If the cells cannot be told apart at that width,
+Columns with text are narrowed first, and their cells cut. If cells that differ look alike at that width,
 columns are left out. As the last resort, the widest text has a line of its own above its row.
 """
 
@@ -133,7 +133,7 @@ class _Table:
             max(map(cell_width, (column.title, *texts)))
             for column, texts in zip(columns, self._texts, strict=True)
         ]
-        # The least widths, which grow if cells cannot be told apart.
+        # The least widths, which grow if cells look alike.
         self._least = [
             min(natural, _NARROWEST) if column.is_cut or column.wraps else natural
             for column, natural in zip(columns, self._natural, strict=True)

@@ -28,7 +28,7 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
 
     With several paths, or a directory of several models, all of them are checked. A file that
     cannot be read has an error instead of problems. The exit status is the greatest of all: 2 if a path
-    cannot be opened. --quiet prints the paths with problems.
+    is missing. --quiet prints the paths with problems.
     """
     every: list[Check] = []
     greatest = 0
@@ -47,7 +47,7 @@ def command(screen: Screen, /, paths: tuple[str, ...], **options: Any) -> int:
         greatest = max(greatest, code)
     screen.reports(every)
     if len(every) > 1:
-        screen.say(_summary(every))
+        screen.say(_summary(every, options["values"]))
     return greatest
 
 
@@ -77,11 +77,10 @@ def _well(found: Check, options: dict[str, Any]) -> str:
     return f"{shown(found.source)}: {tensors}{'' if options['values'] else ', values not read'}: all is well"
 
 
-def _summary(every: Sequence[Check]) -> str:
-    errors = sum(any(problem.kind == "error" for problem in one.problems) for one in every)
+def _summary(every: Sequence[Check], has_values: bool) -> str:
     well = sum(map(bool, every))
+    if well == len(every):
+        return f"{plural(well, 'path')}{'' if has_values else ', values not read'}: all is well"
+    errors = sum(any(problem.kind == "error" for problem in one.problems) for one in every)
     found = len(every) - well - errors
-    counts = (
-        f"{well} well, {found} with findings, {errors} with errors" if well < len(every) else "all is well"
-    )
-    return f"{plural(len(every), 'path')}: {counts}"
+    return f"{plural(len(every), 'path')}: {well} well, {found} with findings, {errors} with errors"

@@ -6,7 +6,7 @@ import click
 
 from ingot._read.diff import Diff, diff
 from ingot.cli import arguments
-from ingot.cli.screen import Column, Screen, bar, plural, printing, real, shape
+from ingot.cli.screen import Column, Screen, bar, plural, printing, real, shape, warn
 
 from .summary import abridged
 
@@ -67,6 +67,9 @@ def _print(screen: Screen, found: Diff) -> None:
             f"{plural(len(found.metadata), 'key')} of the metadata differ"
         )
         screen.say((differing if rows else "names, dtypes, shapes and metadata are equal") + known)
+    elif found.equal and found.values is None and not screen.as_json:
+        # No output in a pipe could be taken for equal values.
+        warn("names, dtypes, shapes and metadata are equal; --values compares the values too")
 
 
 def _sign(one: object, two: object) -> str:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Change: TypeAlias = "tuple[dict[str, str], Sequence[str]]"
 
 _COLUMNS = (Column("key"), Column("value"))
+# What people read for an outcome.
+_OUTCOMES = {"dry-run": "nothing was written"}
 # The key that transformers requires.
 _KEPT = "format"
 _every_file: arguments.Decorator = click.option(
@@ -302,7 +304,7 @@ def change(screen: Screen, path: str, pairs: dict[str, str], gone: Sequence[str]
         screen.say(f"{'+' if key not in before else '~'} {shown(key)} = {shown(abridged(text))}")
     for key in removed:
         screen.say(f"- {shown(key)}")
-    screen.say({"dry-run": "nothing was written"}.get(outcome, outcome))
+    screen.say(_OUTCOMES.get(outcome, outcome))
     return 0
 
 
@@ -326,8 +328,9 @@ def change_all(screen: Screen, changes: OfEach[Change], dry_run: bool) -> int:
         return {"path": model, "outcome": outcome, "set": sorted(new), "removed": removed}
 
     def report(done: dict[str, Any]) -> None:
-        counts = f"{plural(len(done['set']), 'key')} set, {len(done['removed'])} removed"
-        screen.say(f"{shown(done['path'])}: {done['outcome']}: {counts}")
+        new, gone = plural(len(done["set"]), "key"), len(done["removed"])
+        counts = f"{new} to set, {gone} to remove" if dry_run else f"{new} set, {gone} removed"
+        screen.say(f"{shown(done['path'])}: {_OUTCOMES.get(done['outcome'], done['outcome'])}: {counts}")
 
     done = OfEach(screen, [model for model, _ in changes.found], work, is_single=False, report=report)
     every = changes.in_order(done.in_order(answer for _, answer in done.found))
@@ -385,7 +388,7 @@ def _of_files(
 
     def report(done: dict[str, Any]) -> None:
         for one in done["files"]:
-            screen.say(f"{shown(one['file'])}: {one['outcome']}")
+            screen.say(f"{shown(one['file'])}: {_OUTCOMES.get(one['outcome'], one['outcome'])}")
 
     done = OfEach(screen, models, work, report=report)
     answers = [{"path": model, **answer} for model, answer in done.found]
