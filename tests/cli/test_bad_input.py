@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -314,3 +316,28 @@ def test_commands_that_look_import_no_framework(tmp_path: Path) -> None:
 def test_library_works_without_the_command() -> None:
     program = "import sys, ingot; sys.exit('click' in sys.modules or 'ingot.cli' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], env=environment()).returncode == 0
+
+
+def test_pipes_and_csv_hold_names_that_can_be_used_again(tmp_path: Path) -> None:
+    names = [
+        "a b\tc\nnew",
+        "family 👨\u200d👩\u200d👧 ❤\ufe0f",
+        "a\u200db",
+        "\u202eback",
+        'say "x", y',
+        "line\rend",
+    ]
+    path = save(tmp_path / "model.safetensors", {name: numpy.zeros(1) for name in names})
+    table = csv.DictReader(io.StringIO(good("ls", path, "--csv").out, newline=""))
+    assert {row["name"] for row in table} == {*names}
+    quiet = good("ls", path, "-q").out.splitlines()
+    assert {*quiet} == {
+        "a b\\x09c\\x0anew",
+        names[1],
+        "a\\u200db",
+        "\\u202eback",
+        'say "x", y',
+        "line\\x0dend",
+    }
+    assert is_shown(in_a_terminal("ls", path, NO_COLOR="1").out)
+    assert is_shown(in_a_terminal("ls", path, "--csv", NO_COLOR="1").out)

@@ -99,7 +99,10 @@ def test_folder_may_have_names_that_are_not_utf_8(folder: Path) -> None:
 def test_csv_quotes_and_escapes(tmp_path: Path) -> None:
     lora(tmp_path / "a.safetensors", 4, {"modelspec.title": 'a, "b"\n\x1b'})
     table = [*csv.reader(io.StringIO(good(tmp_path / "a.safetensors", "--csv").out))]
-    assert table[1][-1] == 'a, "b"\\x0a\\x1b'
+    assert table[1][-1] == 'a, "b"\n\x1b'
+    shown = in_a_terminal(tmp_path / "a.safetensors", "--csv").out
+    assert "\x1b" not in shown
+    assert '\\x0a\\x1b"' in shown
     assert run(tmp_path / "a.safetensors", "--csv", "--json").code == 2
 
 

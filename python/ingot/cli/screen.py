@@ -30,7 +30,7 @@ from ingot._native import TensorInfo, shown_url
 from ingot.errors import OptionError, SafetensorError, SliceError, TensorNotFoundError
 
 from .table import Column as Column
-from .table import aligned
+from .table import aligned, piped
 from .table import shown as shown
 
 if TYPE_CHECKING:
@@ -73,11 +73,11 @@ def plain(rows: Iterable[Sequence[str]]) -> Iterator[str]:
         if text.isascii() and text.isprintable():
             yield from map("\t".join, block)
         else:
-            yield from ("\t".join(map(shown, row)) for row in block)
+            yield from ("\t".join(map(piped, row)) for row in block)
 
 
-def comma_separated(rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the rows as lines of CSV (RFC 4180). Control characters are escaped.
+def comma_separated(rows: Iterable[Sequence[str]], is_terminal: bool) -> Iterator[str]:
+    """Yield the rows as lines of CSV (RFC 4180). Control characters are only escaped on a terminal.
 
     A text that a spreadsheet would run as a formula begins with an apostrophe.
     """
@@ -86,8 +86,10 @@ def comma_separated(rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
     for row in rows:
         line = io.StringIO()
-        csv.writer(line, lineterminator="").writerow([_not_a_formula(shown(cell)) for cell in row])
-        yield line.getvalue()
+        cells = map(shown, row) if is_terminal else row
+        # Cells with a character of the line's end are quoted.
+        csv.writer(line, lineterminator="\r\n").writerow([*map(_not_a_formula, cells)])
+        yield line.getvalue().removesuffix("\r\n")
 
 
 def _not_a_formula(cell: str) -> str:
@@ -174,10 +176,11 @@ class Screen:
         if self.as_json:
             return
         if self.as_csv:
-            self.lines(comma_separated([[column.title for column in columns], *rows]))
+            self.lines(comma_separated([[column.title for column in columns], *rows], self.is_terminal))
             return
         if self.quiet:
-            lines: Iterable[str] = (shown(row[0]) for row in rows)
+            text = shown if self.is_terminal else piped
+            lines: Iterable[str] = (text(row[0]) for row in rows)
         elif self.is_terminal:
             lines = aligned(columns, rows, self.width, self.strong)
         else:

@@ -24,6 +24,21 @@ def shown(text: str) -> str:
     return text.translate(_ESCAPES)
 
 
+# An emoji of several characters, which are joined by invisible ones.
+_PICTURE = "[\u2190-\u2bff\U0001f000-\U0001faff][\ufe0f\U0001f3fb-\U0001f3ff]?"
+_EMOJI = re.compile(f"({_PICTURE}(?:\u200d{_PICTURE})*)")
+
+
+def piped(text: str) -> str:
+    """Return `text` for a pipe: escaped, with emoji as they are.
+
+    Terminals differ in the width of joined emoji, which would break the columns of a table.
+    """
+    if text.isascii():
+        return shown(text)
+    return "".join(part if at % 2 else shown(part) for at, part in enumerate(_EMOJI.split(text)))
+
+
 # The least width of a column.
 _NARROWEST = 12
 # Blanks between columns, and before a row whose text is on a line above.
