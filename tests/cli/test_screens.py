@@ -73,7 +73,7 @@ def test_screens_cut_names_and_no_numbers(folder: Path) -> None:
         ).out
         assert ("…" in lines) == (columns > 40)
         note = " ".join(lines.partition("left out: ")[2].split())
-        assert note.partition(";")[0] == {40: "begin, end", 60: "end", 80: ""}[columns]
+        assert note.partition(";")[0] == {40: "begin, end", 60: "begin, end", 80: ""}[columns]
         sizes = re.findall(r"(\d+(?:\.\d+)? k?B)\b", lines)
         assert len(sizes) == 4 + 4 * 12
     wide = in_a_terminal("ls", "model.safetensors", folder=folder, columns=80, NO_COLOR="1").out

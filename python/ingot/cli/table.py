@@ -39,8 +39,9 @@ def piped(text: str) -> str:
     return "".join(part if at % 2 else shown(part) for at, part in enumerate(_EMOJI.split(text)))
 
 
-# The least width of a column.
+# The least width of a column, and the least one as long as spare columns can be left out instead.
 _NARROWEST = 12
+_READABLE = 20
 # Blanks between columns, and before a row whose text is on a line above.
 _GAP = 2
 _INDENT = 2
@@ -201,10 +202,11 @@ class _Table:
         """Return the widths of columns narrowed until they fit and their cells differ, or None."""
         text = [at for at in kept if self.columns[at].is_cut or self.columns[at].wraps]
         named = [at for at in text if self.columns[at].named]
+        readable = _READABLE if has_spare else 0
         while True:
             widths = {at: self._natural[at] for at in kept}
-            self._narrow(widths, [at for at in text if at not in named], room)
-            self._narrow(widths, [] if has_spare else named, room)
+            self._narrow(widths, [at for at in text if at not in named], room, readable)
+            self._narrow(widths, [] if has_spare else named, room, readable)
             if self._over(widths, room) > 0:
                 return None
             alike = [at for at in text if not self._differ(at, widths[at])]
@@ -217,15 +219,16 @@ class _Table:
         """Return by how many columns of the terminal a table is wider than `room`."""
         return sum(widths.values()) + self._gap * (len(widths) - 1) - room
 
-    def _narrow(self, widths: dict[int, int], text: Sequence[int], room: int) -> None:
+    def _narrow(self, widths: dict[int, int], text: Sequence[int], room: int, readable: int) -> None:
         """Narrow the widest of the columns at `text` until the table fits into `room`."""
+        least = {at: max(self._least[at], min(self._natural[at], readable)) for at in text}
         while (over := self._over(widths, room)) > 0:
-            able = [at for at in text if widths[at] > self._least[at]]
+            able = [at for at in text if widths[at] > least[at]]
             if not able:
                 return
             most = max(widths[at] for at in able)
             widest = [at for at in able if widths[at] == most]
-            stops = [widths[at] for at in able if widths[at] < most] + [self._least[at] for at in widest]
+            stops = [widths[at] for at in able if widths[at] < most] + [least[at] for at in widest]
             # Columns of one width are narrowed alike.
             taken = min(-(-over // len(widest)), most - max(stops))
             for at in widest:
