@@ -21,7 +21,6 @@ __all__ = [
     "STALE_KEYS",
     "STATE_KEY",
     "Appender",
-    "Aside",
     "Buffer",
     "Checkpoint",
     "Destinations",
@@ -35,6 +34,7 @@ __all__ = [
     "Sources",
     "Statistics",
     "Stream",
+    "TemporaryFile",
     "TensorInfo",
     "Wrap",
     "Writer",
@@ -1007,7 +1007,7 @@ class Writer:
     def names(self) -> list[str]: ...
     def write(self, name: str, tensor: Any, index: Any, payload: Callable[[str, Any], Any]) -> None: ...
     @property
-    def draft_path(self) -> str:
+    def temporary_path(self) -> str:
         """The name of the file before the commit, in the directory of the destination."""
 
     def commit(self) -> None:
@@ -1020,7 +1020,7 @@ class Writer:
         """
 
 @final
-class Aside:
+class TemporaryFile:
     """A temporary file that callers fill before it is renamed. Later saves remove it if it is left behind."""
 
     @staticmethod
@@ -1030,9 +1030,9 @@ class Aside:
         durable: bool = True,
         overwrite: bool = False,
         replace_read_only: bool = False,
-    ) -> Aside: ...
+    ) -> TemporaryFile: ...
     @property
-    def draft_path(self) -> str: ...
+    def temporary_path(self) -> str: ...
     def commit(self) -> None: ...
     def close(self) -> None: ...
 

@@ -71,7 +71,7 @@ def by_load_file(function: Callable[..., Any], path: Path, new: Path, dtype: Any
 def by_load_model(function: Callable[..., Any], path: Path, new: Path, dtype: Any) -> str | None:
     import torch
 
-    class Given(torch.nn.Module):
+    class Typed(torch.nn.Module):
         """A module that records its arguments."""
 
         def __init__(self) -> None:
@@ -83,7 +83,7 @@ def by_load_model(function: Callable[..., Any], path: Path, new: Path, dtype: An
             self.code = code_of(state_dict["a"].dtype)
             return super().load_state_dict(state_dict, *args, **kwargs)
 
-    model = Given()
+    model = Typed()
     with warnings.catch_warnings():
         # The warning about the conversion to the module's dtype.
         warnings.simplefilter("ignore")

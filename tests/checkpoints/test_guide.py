@@ -45,11 +45,11 @@ def test_guide_saves_and_resumes_in_eight_statements() -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_the_program_of_the_guide_resumes_after_a_kill(tmp_path: Path) -> None:
-    def look(killed: Path) -> None:
+    def check(killed: Path) -> None:
         # The last save may have been pending.
         assert ingot.Checkpoints(killed / "run").latest(verify=True) in (100, 120)
 
-    check_resume(programs(GUIDE)[0], 130, tmp_path, "run/step-00000200", look)
+    check_resume(programs(GUIDE)[0], 130, tmp_path, "run/step-00000200", check)
 
 
 def on_ranks(program: str, folder: Path, count: int) -> list[int]:

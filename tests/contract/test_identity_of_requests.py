@@ -183,11 +183,11 @@ def open_and_read(url: str, options: Options, folder: Path) -> None:
         file.warm()
         again = pickle.loads(pickle.dumps(file))
         assert again["bias"].tolist() == [1, 1]
-        look(ingot.view(file, how="server"))
+        request_all(ingot.view(file, how="server"))
         assert ingot.view(file, how="page").url is None
 
 
-def look(view: ingot.View) -> None:
+def request_all(view: ingot.View) -> None:
     """Request everything that a page of the viewer can show."""
     address = urlsplit(str(view.url))
     headers = {"Authorization": "Bearer " + address.fragment.removeprefix("token=")}
@@ -206,7 +206,7 @@ def look(view: ingot.View) -> None:
 
 
 def show(url: str, options: Options, folder: Path) -> None:
-    look(ingot.view(url, how="server", storage_options=options))
+    request_all(ingot.view(url, how="server", storage_options=options))
     ingot.view(url, how="page", storage_options=options)
     with ingot.view(url, url, how="server", storage_options=options):
         pass

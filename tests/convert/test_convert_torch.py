@@ -61,14 +61,14 @@ def test_convert_copies_torch_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_convert_names_a_file_truncated_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     path = saved({"tensor": torch.arange(1000.0)}, "model.bin")
-    real = _convert.write.Task.one
+    real = _convert.write.Task.write_file
 
     def shortened(*arguments: Any) -> None:
         with open(path, "r+b") as file:
             file.truncate(2000)
         real(*arguments)
 
-    monkeypatch.setattr(_convert.write.Task, "one", shortened)
+    monkeypatch.setattr(_convert.write.Task, "write_file", shortened)
     with pytest.raises(ingot.ConversionError, match=r"model\.bin.*`tensor`.*truncated"):
         ingot.convert(path, "out.safetensors")
     assert not Path("out.safetensors").exists()

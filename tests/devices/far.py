@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .simulator import Deleter, Device, Managed, Shown, Unit, capsule_of
+from .simulator import Deleter, Device, DlTensor, Managed, Unit, capsule_of
 
 torch = pytest.importorskip("torch")
 registration = pytest.importorskip("torch.utils.backend_registration")
@@ -62,7 +62,7 @@ _alive: dict[int, Any] = {}
 
 
 @Deleter
-def _let_go(managed: Any) -> None:
+def _release(managed: Any) -> None:
     _, _, owner = _alive.pop(ctypes.addressof(managed.contents))
     if isinstance(owner, ctypes.Array):
         allocated.pop(ctypes.addressof(owner))
@@ -75,8 +75,8 @@ def _over(owner: Any, start: int, dtype: Any, shape: Any, strides: Any) -> Any:
     steps = (ctypes.c_int64 * max(len(shape), 1))(*strides)
     # An element type of the same size: the tensor is viewed in its own dtype later.
     unit = Unit(0, bits, 1) if bits <= 64 else Unit(5, bits, 1)
-    shown = Shown(start, Device(EXTENSION, 0), len(shape), unit, sizes, steps, 0)
-    managed = Managed(shown, None, _let_go)
+    tensor = DlTensor(start, Device(EXTENSION, 0), len(shape), unit, sizes, steps, 0)
+    managed = Managed(tensor, None, _release)
     _alive[ctypes.addressof(managed)] = managed, (sizes, steps), owner
     made = torch._C._from_dlpack(capsule_of(managed))
     return made if made.dtype == dtype else torch.ops.aten.view.dtype(made, dtype)

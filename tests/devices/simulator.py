@@ -111,7 +111,7 @@ class Unit(ctypes.Structure):
     _fields_ = (("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16))
 
 
-class Shown(ctypes.Structure):
+class DlTensor(ctypes.Structure):
     """`DLTensor`."""
 
     _fields_ = (
@@ -130,7 +130,7 @@ class Managed(ctypes.Structure):
 
 
 Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(Managed))
-Managed._fields_ = (("shown", Shown), ("context", ctypes.c_void_p), ("deleter", Deleter))
+Managed._fields_ = (("tensor", DlTensor), ("context", ctypes.c_void_p), ("deleter", Deleter))
 
 _python = ctypes.pythonapi
 _python.PyCapsule_New.restype = ctypes.py_object
@@ -216,8 +216,8 @@ class Gpus:
     def _capsule(self, array: Array) -> Any:
         sizes = (ctypes.c_int64 * max(len(array.shape), 1))(*array.shape)
         place, unit = Device(2, array.ordinal), Unit(*UNITS[array.code], 1)
-        shown = Shown(array.address, place, len(array.shape), unit, sizes, None, 0)
-        managed = Managed(shown, None, Deleter())
+        tensor = DlTensor(array.address, place, len(array.shape), unit, sizes, None, 0)
+        managed = Managed(tensor, None, Deleter())
         capsule = capsule_of(managed)
         # The structures are borrowed: the allocator keeps them as long as the tensor.
         array.kept = managed, sizes, capsule  # type: ignore[attr-defined]
@@ -227,16 +227,16 @@ class Gpus:
         address = _python.PyCapsule_GetPointer(capsule, _NAME)
         managed = ctypes.cast(address, ctypes.POINTER(Managed))
         _python.PyCapsule_SetName(capsule, _USED)
-        shown = managed.contents.shown
-        shape = tuple(shown.shape[axis] for axis in range(shown.rank))
-        unit = shown.unit.code, shown.unit.bits
+        tensor = managed.contents.tensor
+        shape = tuple(tensor.shape[axis] for axis in range(tensor.rank))
+        unit = tensor.unit.code, tensor.unit.bits
         code = next(code for code, known in UNITS.items() if known == unit)
-        if shown.device.kind == 1:
+        if tensor.device.kind == 1:
             size = prod(shape) * np.dtype(KINDS[code]).itemsize
-            copy = ctypes.string_at(shown.data, size)
+            copy = ctypes.string_at(tensor.data, size)
             managed.contents.deleter(managed)
             return np.frombuffer(copy, KINDS[code]).reshape(shape)
-        array = Array(self, code, shape, shown.device.ordinal, shown.data + shown.byte_offset)
+        array = Array(self, code, shape, tensor.device.ordinal, tensor.data + tensor.byte_offset)
         array.managed = managed
         return array
 

@@ -294,7 +294,7 @@ def converted(path, by, to):
     return equal(target, halved)
 
 
-class Aside(DefaultLoadPlanner):
+class Buffering(DefaultLoadPlanner):
     """A planner that reads into its own buffer, and copies a full buffer to its destination."""
 
     def resolve_tensor(self, item):
@@ -307,7 +307,7 @@ class Aside(DefaultLoadPlanner):
 def put_in_place(path, by, to):
     dcp.save(flat(state()), storage_writer=writer(by, path))
     target = zeros(flat(state()))
-    dcp.load(target, storage_reader=reader(to, path), planner=Aside())
+    dcp.load(target, storage_reader=reader(to, path), planner=Buffering())
     return equal(target, flat(state()))
 
 

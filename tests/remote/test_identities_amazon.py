@@ -13,7 +13,7 @@ import pytest
 
 import ingot
 from support import clouds
-from support.clouds import SECRET, Cloud, after, running, told
+from support.clouds import SECRET, Cloud, after, running, send_text
 from support.servers import Handler, Request, unused_port
 
 
@@ -207,14 +207,14 @@ ASKED = {
     "instance": "/latest",
 }
 ANSWERS: dict[str, Callable[[Handler, Request], None]] = {
-    "refused": lambda handler, request: told(handler, "<Error><Code>AccessDenied</Code></Error>", 403),
-    "missing": lambda handler, request: told(handler, "no", 404),
-    "broken": lambda handler, request: told(handler, "no", 500),
-    "useless": lambda handler, request: told(handler, "{}"),
-    "evil": lambda handler, request: told(
+    "refused": lambda handler, request: send_text(handler, "<Error><Code>AccessDenied</Code></Error>", 403),
+    "missing": lambda handler, request: send_text(handler, "no", 404),
+    "broken": lambda handler, request: send_text(handler, "no", 500),
+    "useless": lambda handler, request: send_text(handler, "{}"),
+    "evil": lambda handler, request: send_text(
         handler, json.dumps({"AccessKeyId": "a\r\nX: b", "SecretAccessKey": "s3cret", "Token": "t"})
     ),
-    "echo": lambda handler, request: told(handler, json.dumps({"message": str(request.headers)}), 401),
+    "echo": lambda handler, request: send_text(handler, json.dumps({"message": str(request.headers)}), 401),
 }
 
 
@@ -323,7 +323,7 @@ def test_s3_expiring_credentials_are_refreshed(setup: Setup) -> None:
         given.append(f"KEY{len(given)}")
         setup.cloud.keys[given[-1]] = (SECRET, "t")
         issued = {"AccessKeyId": given[-1], "SecretAccessKey": SECRET, "Token": "t", "Expiration": after(60)}
-        told(handler, json.dumps(issued))
+        send_text(handler, json.dumps(issued))
 
     container(setup)
     setup.cloud.instead["/creds"] = answer

@@ -246,7 +246,7 @@ def told_of(result: object) -> Iterator[str]:
                     yield repr(value)
 
 
-def told(call: Callable[[], object], folder: Path) -> list[str]:
+def reported(call: Callable[[], object], folder: Path) -> list[str]:
     """Return every text that `call` leaves behind, except its arguments."""
     texts: list[str] = []
     out, err = io.StringIO(), io.StringIO()
@@ -434,13 +434,13 @@ def test_functions_print_no_secret(name: str, server: Server, tmp_path: Path) ->
         for given in calls(FUNCTIONS[name], urls(server)[kind], folder):
             if "storage_options" in given and kind == "http" and answer != "good":
                 given["storage_options"] = {option: OPTIONS[option] for option in ("headers", "retries")}
-            assert_no_secret(told(partial(FUNCTIONS[name], **given), tmp_path))
+            assert_no_secret(reported(partial(FUNCTIONS[name], **given), tmp_path))
 
 
 def test_progress_bars_and_ranges_print_no_secret(server: Server, tmp_path: Path) -> None:
     server.replace(ANSWERS["good"])
     url = urls(server)["http"]
-    shown = told(partial(ingot.hash, url, progress=True), tmp_path)
+    shown = reported(partial(ingot.hash, url, progress=True), tmp_path)
     assert any("model.safetensors" in text for text in shown)
     assert_no_secret([*shown, repr(ingot.Ranges(MemoryStore(), url, nbytes=1))])
 

@@ -14,12 +14,12 @@ from support.guides import check_resume, programs  # noqa: E402
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_the_program_of_the_guide_resumes_after_a_kill(tmp_path: Path) -> None:
-    def look(killed: Path) -> None:
+    def check(killed: Path) -> None:
         assert ingot.torch.load_state(killed / "state.safetensors")["step"] == 100
 
     program = programs("training-state.md")[0]
     assert len(program.splitlines()) <= 30
-    check_resume(program, 120, tmp_path, "state.safetensors", look)
+    check_resume(program, 120, tmp_path, "state.safetensors", check)
 
 
 OLD = """
@@ -36,8 +36,8 @@ if not os.path.exists("run.pt"):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 def test_the_program_that_leaves_torch_save_resumes_after_a_kill(tmp_path: Path) -> None:
-    def look(killed: Path) -> None:
+    def check(killed: Path) -> None:
         assert ingot.torch.load_state(killed / "run.safetensors")["step"] == 100
 
     program = next(text for text in programs("../start/from-torch-save.md") if "run.pt" in text)
-    check_resume(OLD + program, 120, tmp_path, "run.safetensors", look)
+    check_resume(OLD + program, 120, tmp_path, "run.safetensors", check)

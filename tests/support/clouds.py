@@ -116,9 +116,9 @@ class Cloud:
                 self.readers.append(self._reader(handler, request))
                 handler.part(DATA, request, ETag='"v1"', Last_Modified="Mon, 23 Nov 2026 00:00:00 GMT")
             else:
-                told(handler, self._issued(handler, request, body))
+                send_text(handler, self._issued(handler, request, body))
         except (Refused, ValueError, KeyError, AssertionError) as why:
-            told(handler, f"{type(why).__name__}: {why}", 403)
+            send_text(handler, f"{type(why).__name__}: {why}", 403)
 
     # Identities of requests.
 
@@ -279,7 +279,7 @@ def scope(text: str) -> str:
     return text.rpartition("/")[2]
 
 
-def told(handler: Handler, text: str, status: int = 200) -> None:
+def send_text(handler: Handler, text: str, status: int = 200) -> None:
     kind = "application/json" if text.startswith("{") else "application/text"
     handler.head(status, Content_Length=len(text.encode()), Content_Type=kind, Metadata_Flavor="Google")
     handler.body(text.encode())
@@ -330,7 +330,7 @@ class Setup:
         def answer(handler: Handler, request: Request) -> None:
             said = f"{unquote(self.cloud.body.decode())} {request.headers}"
             text = {"error": error, "error_description": said}
-            told(handler, json.dumps({} if status == 200 else text), status)
+            send_text(handler, json.dumps({} if status == 200 else text), status)
 
         self.cloud.instead[path] = answer
 

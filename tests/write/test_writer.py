@@ -264,23 +264,23 @@ def test_writer_guest_may_commit(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_aside_is_committed_by_its_own_process(tmp_path: Path) -> None:
+def test_temporary_file_is_committed_by_its_own_process(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     program = """
-aside = ingot._native.Aside.create(sys.argv[1])
-with open(aside.draft_path, "w") as file:
+temporary = ingot._native.TemporaryFile.create(sys.argv[1])
+with open(temporary.temporary_path, "w") as file:
     file.write("whole")
 child = os.fork()
 if child == 0:
     try:
-        aside.commit()
+        temporary.commit()
     except ingot.ClosedError as error:
         os._exit(0 if error.code == "forked" else 2)
     os._exit(1)
 assert os.waitpid(child, 0)[1] == 0
 assert not os.path.exists(sys.argv[1])
-aside.commit()
-aside.close()
+temporary.commit()
+temporary.close()
 """
     assert run(program, path).code == 0
     assert path.read_text() == "whole"

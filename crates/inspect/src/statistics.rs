@@ -98,7 +98,7 @@ pub fn statistics(
     };
     let mut found = vec![None; tensors.len()];
     for (rank, (moments, bins)) in ranks.into_iter().zip(moments.into_iter().zip(counted)) {
-        found[rank] = Some(moments.told(bins));
+        found[rank] = Some(moments.statistics(bins));
     }
     Ok(found)
 }
@@ -224,7 +224,7 @@ impl Moments {
         clippy::cast_precision_loss,
         reason = "2^53 values are more than a file holds"
     )]
-    fn told(self, bins: Vec<u64>) -> Statistics {
+    fn statistics(self, bins: Vec<u64>) -> Statistics {
         let finite = self.finite();
         let of_any = |value: f64| (finite > 0).then_some(value);
         Statistics {

@@ -374,19 +374,19 @@ fn a_file_is_compared_with_itself() {
 }
 
 /// Records the reported progress, and stops after a number of reports.
-struct Told {
-    told: Mutex<Vec<(u64, u64)>>,
+struct Recorder {
+    reported: Mutex<Vec<(u64, u64)>>,
     looks: AtomicUsize,
     most: usize,
 }
 
-impl Watch for Told {
+impl Watch for Recorder {
     fn interrupted(&self) -> bool {
         self.looks.fetch_add(1, Ordering::Relaxed) >= self.most
     }
 
     fn progressed(&self, done: u64, total: u64) {
-        self.told.lock().unwrap().push((done, total));
+        self.reported.lock().unwrap().push((done, total));
     }
 }
 
@@ -395,22 +395,22 @@ fn progress_is_told_up_to_all_and_an_interruption_heard() {
     let (one, two) = (several(0), several(3));
     let pairs = by_name(&one, &two, &["late", "all", "equal"]);
     let watched = |most: usize| {
-        let told = Told {
-            told: Mutex::default(),
+        let reported = Recorder {
+            reported: Mutex::default(),
             looks: AtomicUsize::new(0),
             most,
         };
-        let outcome = distances(&pairs, &ReadOptions::default(), &told);
-        (outcome, told.told.into_inner().unwrap())
+        let outcome = distances(&pairs, &ReadOptions::default(), &reported);
+        (outcome, reported.reported.into_inner().unwrap())
     };
-    let (outcome, told) = watched(usize::MAX);
+    let (outcome, reported) = watched(usize::MAX);
     assert_eq!(outcome.unwrap().len(), 3);
-    let total = told[0].1;
+    let total = reported[0].1;
     assert!(
-        total > 0 && told.iter().all(|&(done, of)| done <= of && of == total),
-        "{told:?}"
+        total > 0 && reported.iter().all(|&(done, of)| done <= of && of == total),
+        "{reported:?}"
     );
-    assert!(told.is_sorted(), "{told:?}");
-    assert_eq!(told.last(), Some(&(total, total)));
+    assert!(reported.is_sorted(), "{reported:?}");
+    assert_eq!(reported.last(), Some(&(total, total)));
     assert!(watched(0).0.as_ref().is_err_and(Error::is_interrupted));
 }

@@ -34,4 +34,4 @@ pub use crate::remote::{
 pub use crate::save::{Pieces, Snapshot, check_destination, save_pieces};
 pub use crate::verify::{Proof, hash_range, read_runs};
 pub use crate::watch::After;
-pub use crate::writer::{Aside, ForeignFile};
+pub use crate::writer::{ForeignFile, TemporaryFile};

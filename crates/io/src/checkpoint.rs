@@ -79,7 +79,7 @@ impl From<Archive> for Checkpoint {
 impl Checkpoint {
     /// Return the checkpoint with the reason why these files are read, such as a cache that has them.
     #[cfg(feature = "remote")]
-    pub(crate) fn because(self, reason: &'static str) -> Checkpoint {
+    pub(crate) fn with_reason(self, reason: &'static str) -> Checkpoint {
         Checkpoint {
             reason: Some(reason),
             ..self

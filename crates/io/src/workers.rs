@@ -158,10 +158,10 @@ pub(crate) fn share<T: Send, E: Send + From<Failure>>(
     let work = || while step() {};
     if threads < least || !team.spread("ingot-read", threads, work, || ()) {
         while step() {
-            team.look();
+            team.poll();
         }
     }
-    team.look();
+    team.poll();
     team.outcome()
 }
 
@@ -293,7 +293,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
                 meanwhile();
             }
             while running.load(Ordering::Acquire) > 0 {
-                self.look();
+                self.poll();
                 thread::park_timeout(POLL);
             }
             for thread in started {
@@ -308,7 +308,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
 
     /// Report the progress to the watch, and ask it whether to continue. Return whether to continue. For the calling thread
     /// only.
-    pub(crate) fn look(&self) -> bool {
+    pub(crate) fn poll(&self) -> bool {
         if !self.stopped() {
             self.tell();
             if self.watch.interrupted() {
@@ -361,7 +361,7 @@ impl<'w, E: Send + From<Failure>> Team<'w, E> {
 impl<E: Send + From<Failure>> Caller for Team<'_, E> {
     fn ask(&self) {
         if thread::current().id() == self.caller {
-            self.look();
+            self.poll();
         }
     }
 }
@@ -437,12 +437,12 @@ mod tests {
 
     /// A watch that records the reported numbers, and stops the call at one check.
     #[derive(Default)]
-    struct Told {
+    struct Recorder {
         done: Mutex<Vec<u64>>,
         stops_at: Option<usize>,
     }
 
-    impl Watch for Told {
+    impl Watch for Recorder {
         fn interrupted(&self) -> bool {
             self.stops_at.is_some_and(|look| locked(&self.done).len() > look)
         }
@@ -456,18 +456,18 @@ mod tests {
     #[test]
     fn in_every_order_of_threads_each_task_is_done_once_and_the_caller_is_told_of_all() {
         in_every_order(|| {
-            let (told, begun) = (Told::default(), Mutex::new(Vec::new()));
+            let (seen, begun) = (Recorder::default(), Mutex::new(Vec::new()));
             let work = |task: usize, _: StopFlag<'_>| {
                 locked(&begun).push(task);
                 Ok::<_, Failure>(task)
             };
-            share(Reading::on(3).waiting(true), vec![1, 2, 3, 4], 10, work, &told).unwrap();
+            share(Reading::on(3).waiting(true), vec![1, 2, 3, 4], 10, work, &seen).unwrap();
             let mut begun = begun.into_inner().unwrap();
             begun.sort_unstable();
             assert_eq!(begun, [1, 2, 3, 4]);
-            let told = told.done.into_inner().unwrap();
-            assert!(told.is_sorted());
-            assert_eq!(told.last(), Some(&10));
+            let seen = seen.done.into_inner().unwrap();
+            assert!(seen.is_sorted());
+            assert_eq!(seen.last(), Some(&10));
         });
     }
 
@@ -490,9 +490,9 @@ mod tests {
     #[test]
     fn in_every_order_of_threads_who_is_stopped_leaves_with_no_thread_behind() {
         in_every_order(|| {
-            let told = Told {
+            let seen = Recorder {
                 stops_at: Some(1),
-                ..Told::default()
+                ..Recorder::default()
             };
             let at_work = AtomicUsize::new(0);
             let work = |_: usize, _: StopFlag<'_>| {
@@ -500,11 +500,11 @@ mod tests {
                 at_work.fetch_sub(1, Ordering::Relaxed);
                 Ok::<_, Failure>(1)
             };
-            let outcome = share(Reading::on(2), vec![0; 4], 4, work, &told);
+            let outcome = share(Reading::on(2), vec![0; 4], 4, work, &seen);
             assert_eq!(at_work.into_inner(), 0);
             match outcome {
                 Err(Failure::Interrupted) => {}
-                Ok(()) => assert_eq!(told.done.into_inner().unwrap().last(), Some(&4)),
+                Ok(()) => assert_eq!(seen.done.into_inner().unwrap().last(), Some(&4)),
                 Err(other) => panic!("{other:?}"),
             }
         });

@@ -92,17 +92,17 @@ proptest! {
         let index = folder.path().join("model.safetensors.index.json");
         fs::write(&index, format!(r#"{{"weight_map":{{{}}}}}"#, pairs.join(","))).unwrap();
         let checkpoint = Checkpoint::open(&index, &ingot_io::CheckpointOptions::default());
-        let told = Told::default();
-        let reports = checkpoint.unwrap().verify(None, &told).unwrap();
+        let reported = Recorder::default();
+        let reports = checkpoint.unwrap().verify(None, &reported).unwrap();
         for (number, (report, (sizes, algorithm))) in reports.iter().zip(&files).enumerate() {
             let is_bad = bad == Some(number) && sizes.iter().sum::<usize>() > 0;
             prop_assert_eq!(report.is_ok(), !is_bad);
             prop_assert_eq!((report.checked, report.algorithm), (sizes.len(), Some(*algorithm)));
         }
-        let told = told.0.into_inner().unwrap();
+        let reported = reported.0.into_inner().unwrap();
         let total = u64::try_from(nbytes).unwrap();
-        prop_assert!(told.is_sorted() && told.iter().all(|pair| pair.1 == total));
-        prop_assert_eq!(told.last(), Some(&(total, total)));
+        prop_assert!(reported.is_sorted() && reported.iter().all(|pair| pair.1 == total));
+        prop_assert_eq!(reported.last(), Some(&(total, total)));
     }
 
     #[test]
@@ -202,9 +202,9 @@ fn names_without_a_tensor_are_reported() {
 
 /// Records the progress of a call.
 #[derive(Default)]
-struct Told(Mutex<Vec<(u64, u64)>>);
+struct Recorder(Mutex<Vec<(u64, u64)>>);
 
-impl Watch for Told {
+impl Watch for Recorder {
     fn progressed(&self, done: u64, total: u64) {
         self.0.lock().unwrap().push((done, total));
     }

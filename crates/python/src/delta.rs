@@ -234,8 +234,8 @@ pub(crate) fn version_id(py: Python<'_>, checkpoint: &Checkpoint) -> PyResult<St
 
 fn bytes_of(py: Python<'_>, held: Held) -> PyResult<Destination> {
     match held {
-        Held::Shown(destination) => Ok(destination),
-        Held::Given((_, memory, is_scalar)) => Destination::new(Dtype::U8, memory.bind(py), is_scalar),
+        Held::Exported(destination) => Ok(destination),
+        Held::Object((_, memory, is_scalar)) => Destination::new(Dtype::U8, memory.bind(py), is_scalar),
     }
 }
 

@@ -11,7 +11,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyRuntimeError};
 use pyo3::prelude::*;
 
-use crate::dlpack::{Shown, Take, dl_dtype};
+use crate::dlpack::{DlView, Take, dl_dtype};
 use crate::export::{self, Export, items};
 use crate::tensor::{Owner, Shape, logical};
 use crate::wrap::paused_collector;
@@ -25,23 +25,23 @@ pub(crate) struct Destinations {
 
 /// One destination.
 pub(crate) enum Held {
-    Shown(Destination),
-    Given(Given),
+    Exported(Destination),
+    Object(ObjectMemory),
 }
 
 impl Held {
     /// `None` for a dtype that no file has.
     pub(crate) fn dtype(&self) -> Option<Dtype> {
         match self {
-            Held::Shown(destination) => Some(destination.dtype),
-            Held::Given((code, ..)) => Dtype::from_code(code),
+            Held::Exported(destination) => Some(destination.dtype),
+            Held::Object((code, ..)) => Dtype::from_code(code),
         }
     }
 }
 
 /// The code of a dtype, memory for elements of it (a DLPack capsule or a buffer), and whether the memory is a tensor
 /// without dimensions, which Python's buffers cannot describe.
-type Given = (String, Py<PyAny>, bool);
+type ObjectMemory = (String, Py<PyAny>, bool);
 
 #[pymethods]
 impl Destinations {
@@ -54,11 +54,11 @@ impl Destinations {
     ) -> PyResult<Destinations> {
         let items = items(tensors)?;
         let _pause = paused_collector(memory.py(), items.len())?;
-        let held = export::each(export, &items, |(name, tensor), shown| match shown {
-            Some(shown) => Ok(Some(Held::Shown(shown))),
+        let held = export::each(export, &items, |(name, tensor), exported| match exported {
+            Some(exported) => Ok(Some(Held::Exported(exported))),
             None => {
-                let given = memory.call1((name, tensor))?.extract::<Option<Given>>()?;
-                Ok(given.map(Held::Given))
+                let given = memory.call1((name, tensor))?.extract::<Option<ObjectMemory>>()?;
+                Ok(given.map(Held::Object))
             }
         })?;
         let held = held.into_iter().flatten().collect();
@@ -100,33 +100,33 @@ impl Destination {
     /// format. Fail if they are on another device, not writable, or of another size. For a buffer with `is_scalar`,
     /// only the first element counts.
     pub(crate) fn new(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
-        // SAFETY: `shown` requires an owner of the elements: the capsule keeps its tensor.
-        let shown = Shown::by(memory, |shown| unsafe {
-            Destination::shown(dtype, shown, memory)
+        // SAFETY: `of_view` requires an owner of the elements: the capsule keeps its tensor.
+        let view = DlView::by(memory, |view| unsafe {
+            Destination::of_view(dtype, view, memory)
         });
-        shown.unwrap_or_else(|| Destination::from_buffer(dtype, memory, is_scalar))
+        view.unwrap_or_else(|| Destination::from_buffer(dtype, memory, is_scalar))
     }
 
     /// # Safety
     /// The contract is the one of [`Take::take`], without the dtype.
-    unsafe fn shown(dtype: Dtype, shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> PyResult<Destination> {
-        if !shown.is_on_cpu {
+    unsafe fn of_view(dtype: Dtype, view: &DlView<'_>, owner: &Bound<'_, PyAny>) -> PyResult<Destination> {
+        if !view.is_on_cpu {
             return Err(PyBufferError::new_err("the destination is not in CPU memory"));
         }
-        let itemsize = shown.itemsize().unwrap_or(0);
+        let itemsize = view.itemsize().unwrap_or(0);
         let owner = Owner::Object(owner.clone().unbind());
-        if shown.is_c_order() {
+        if view.is_c_order() {
             // SAFETY: the contract above is the same.
-            return unsafe { Destination::of(dtype, shown.start, itemsize, shown.sizes, None, owner) };
+            return unsafe { Destination::of(dtype, view.start, itemsize, view.sizes, None, owner) };
         }
-        let strides = shown.strides.iter().map(|&stride| {
+        let strides = view.strides.iter().map(|&stride| {
             isize::try_from(stride)
                 .ok()?
                 .checked_mul(isize::try_from(itemsize).ok()?)
         });
         let strides = strides.collect::<Option<Vec<_>>>().ok_or_else(impossible)?;
         // SAFETY: the contract above is the same.
-        unsafe { Destination::of(dtype, shown.start, itemsize, shown.sizes, Some(&strides), owner) }
+        unsafe { Destination::of(dtype, view.start, itemsize, view.sizes, Some(&strides), owner) }
     }
 
     fn from_buffer(dtype: Dtype, memory: &Bound<'_, PyAny>, is_scalar: bool) -> PyResult<Destination> {
@@ -204,10 +204,10 @@ impl Destination {
 }
 
 impl Take for Destination {
-    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
+    unsafe fn take(view: &DlView<'_>, owner: &Bound<'_, PyAny>) -> Option<Destination> {
         // SAFETY: the contract above is the same. Memory that is rejected here comes again, as a capsule or a buffer,
         // to `Destination::new`, which reports why.
-        unsafe { Destination::shown(shown.dtype.known()?, shown, owner) }.ok()
+        unsafe { Destination::of_view(view.dtype.known()?, view, owner) }.ok()
     }
 
     fn lend(dtype: Dtype, buffer: &Bound<'_, PyAny>) -> PyResult<Destination> {

@@ -15,7 +15,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use crate::dlpack::{Dims, Shown};
+use crate::dlpack::{Dims, DlView};
 use crate::errors::raise;
 use crate::object_fault::Raised;
 
@@ -255,14 +255,14 @@ impl Framework {
 
 /// Return the address of the `nbytes` bytes on a device that `capsule` describes.
 fn address_on(ordinal: i32, nbytes: usize, capsule: &Bound<'_, PyAny>) -> PyResult<u64> {
-    let address = |shown: &Shown<'_>| {
-        let count = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
+    let address = |view: &DlView<'_>| {
+        let count = view.sizes.iter().try_fold(view.itemsize()?, |nbytes, &size| {
             nbytes.checked_mul(usize::try_from(size).ok()?)
         });
-        let fits = shown.gpu == Some(ordinal) && shown.is_c_order() && count == Some(nbytes);
-        fits.then(|| to_u64(shown.start.addr()))
+        let fits = view.gpu == Some(ordinal) && view.is_c_order() && count == Some(nbytes);
+        fits.then(|| to_u64(view.start.addr()))
     };
-    Shown::by(capsule, address).flatten().ok_or_else(|| {
+    DlView::by(capsule, address).flatten().ok_or_else(|| {
         PyBufferError::new_err(format!(
             "expected {nbytes} bytes of GPU {ordinal} from the framework"
         ))

@@ -491,26 +491,26 @@ impl Exchange {
         nbytes: u64,
     ) -> Option<T> {
         let from_py_object = self.from_py_object?;
-        let mut shown = MaybeUninit::uninit();
+        let mut view = MaybeUninit::uninit();
         // SAFETY: `dltensor_from_py_object_no_sync` requires an object, room for a tensor, and the interpreter, which
         // `tensor` proves to be held.
-        if unsafe { from_py_object(tensor.as_ptr().cast(), shown.as_mut_ptr()) } != 0 {
+        if unsafe { from_py_object(tensor.as_ptr().cast(), view.as_mut_ptr()) } != 0 {
             drop(PyErr::take(tensor.py()));
             return None;
         }
         // SAFETY: requires an initialised tensor: a return value of 0 means that it was written.
-        let shown = unsafe { shown.assume_init_ref() };
+        let view = unsafe { view.assume_init_ref() };
         // SAFETY: requires a tensor as DLPack describes: its pointers belong to the object, which is held here, and so
         // is the interpreter (DLPack's contract).
-        let shown = unsafe { Shown::of(shown) };
-        if !shown.lies_within(first, nbytes) {
+        let view = unsafe { DlView::of(view) };
+        if !view.is_within(first, nbytes) {
             return None;
         }
         // SAFETY: `take` requires an owner of the elements, which is the storage. Neither the tensor nor a capsule of
         // it would do: after `tensor.data = other`, only the storage keeps the elements. Not provable: that no other
         // thread assigns `data` or resizes the storage between the two reads. Frameworks require the same of their
         // callers.
-        unsafe { T::take(&shown, storage) }
+        unsafe { T::take(&view, storage) }
     }
 
     /// Return the framework's tensor for the structure of [`Exports::export`]. `None` if the function fails: the caller then
@@ -584,7 +584,7 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
 }
 
 /// A tensor as DLPack describes it.
-pub(crate) struct Shown<'a> {
+pub(crate) struct DlView<'a> {
     /// The first element; null if there is no memory. It need not be at the start of the memory.
     pub(crate) start: *mut u8,
     pub(crate) dtype: DlDataType,
@@ -602,9 +602,9 @@ pub(crate) trait Take: Sized {
     /// Return `None` for a tensor that cannot be used in place.
     ///
     /// # Safety
-    /// As long as `owner` exists, the elements of `shown` are mapped for reading, and for writing if they are written
+    /// As long as `owner` exists, the elements of `view` are mapped for reading, and for writing if they are written
     /// to.
-    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
+    unsafe fn take(view: &DlView<'_>, owner: &Bound<'_, PyAny>) -> Option<Self>;
 
     /// As `take`, for the elements of a buffer, which are `dtype` regardless of the buffer's own format. Fail if the buffer cannot
     /// be used in place.
@@ -616,28 +616,28 @@ pub(crate) trait Take: Sized {
 /// Return the `T` of the tensor in `capsule`, which begins after the first `first` elements of a storage of `nbytes`; `None` for
 /// a tensor that cannot be used in place.
 pub(crate) fn taken<T: Take>(capsule: &Bound<'_, PyAny>, first: u64, nbytes: u64) -> PyResult<Option<T>> {
-    let take = |shown: &Shown<'_>| {
-        if !shown.lies_within(first, nbytes) {
+    let take = |view: &DlView<'_>| {
+        if !view.is_within(first, nbytes) {
             return None;
         }
         // SAFETY: `take` requires an owner of the elements: the capsule keeps its tensor.
-        unsafe { T::take(shown, capsule) }
+        unsafe { T::take(view, capsule) }
     };
-    Shown::by(capsule, take)
+    DlView::by(capsule, take)
         .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
 }
 
-impl<'a> Shown<'a> {
+impl<'a> DlView<'a> {
     /// # Safety
     /// `tensor` is as DLPack describes for `'a`.
-    unsafe fn of(tensor: &'a DlTensor) -> Shown<'a> {
+    unsafe fn of(tensor: &'a DlTensor) -> DlView<'a> {
         let rank = usize::try_from(tensor.ndim).unwrap_or(0);
         // SAFETY: DLPack says that `shape` has `ndim` numbers.
         let sizes = unsafe { numbers(tensor.shape, rank) };
         // SAFETY: DLPack says that `strides` has `ndim` numbers, or is null for C order.
         let strides = unsafe { numbers(tensor.strides, rank) };
         let at = to_usize(tensor.byte_offset).unwrap_or(usize::MAX);
-        Shown {
+        DlView {
             start: if tensor.data.is_null() {
                 ptr::null_mut()
             } else {
@@ -652,7 +652,7 @@ impl<'a> Shown<'a> {
     }
 
     /// Call `look` with the tensor in a capsule; `None` for other objects, and for a capsule that was used before.
-    pub(crate) fn by<T>(capsule: &Bound<'_, PyAny>, look: impl FnOnce(&Shown<'_>) -> T) -> Option<T> {
+    pub(crate) fn by<T>(capsule: &Bound<'_, PyAny>, look: impl FnOnce(&DlView<'_>) -> T) -> Option<T> {
         // SAFETY: requires an object, and a name that is a C string.
         if unsafe { ffi::PyCapsule_IsValid(capsule.as_ptr(), CAPSULE_NAME.as_ptr()) } == 0 {
             return None;
@@ -663,7 +663,7 @@ impl<'a> Shown<'a> {
         // the capsule, and that is borrowed here.
         let tensor = unsafe { &(*managed.cast::<DlManagedTensor>()).dl_tensor };
         // SAFETY: requires a tensor as DLPack describes, which the same contract guarantees.
-        Some(look(&unsafe { Shown::of(tensor) }))
+        Some(look(&unsafe { DlView::of(tensor) }))
     }
 
     /// Return the bytes of an element; `None` for elements that do not fill bytes.
@@ -688,7 +688,7 @@ impl<'a> Shown<'a> {
 
     /// Return whether all elements are within `nbytes` bytes of memory, if `first` elements precede the first of them. Negative
     /// strides are not supported: DLPack allows them, but no framework with such memory has them.
-    pub(crate) fn lies_within(&self, first: u64, nbytes: u64) -> bool {
+    pub(crate) fn is_within(&self, first: u64, nbytes: u64) -> bool {
         if self.sizes.contains(&0) {
             return true;
         }

@@ -14,10 +14,10 @@ use crate::serialize::save_options;
 use crate::watch::Signals;
 
 /// Path, size, bytes that were downloaded, and the SHA-256 if it was compared.
-type One = (OsString, u64, u64, Option<String>);
+type FileFacts = (OsString, u64, u64, Option<String>);
 
 /// The result for the whole download, and for each file of a model of many files.
-type Fetched = (One, Vec<One>);
+type Fetched = (FileFacts, Vec<FileFacts>);
 
 /// Download a file or a model. See `_native.pyi`.
 #[pyfunction]
@@ -42,8 +42,8 @@ pub(crate) fn download(
     let mut done = Signals::telling(progress).run(py, |signals| {
         ingot_io::download(url, &path, &options, &how, signals)
     })?;
-    let files = std::mem::take(&mut done.files).into_iter().map(one).collect();
-    Ok((one(done), files))
+    let files = std::mem::take(&mut done.files).into_iter().map(facts).collect();
+    Ok((facts(done), files))
 }
 
 /// Return the files that `download` would write. See `_native.pyi`.
@@ -81,7 +81,7 @@ fn wanted(py: Python<'_>, expected_sha256: Option<&str>, save: SaveOptions) -> P
         .sha256(expected_sha256.map(|hex| sha256(py, hex)).transpose()?))
 }
 
-fn one(done: Downloaded) -> One {
+fn facts(done: Downloaded) -> FileFacts {
     (
         done.path.into_os_string(),
         done.nbytes,

@@ -106,7 +106,7 @@ impl ByDlpack {
         // `collect` does not reserve the capacity for an iterator of results.
         let mut all = Vec::with_capacity(items.len());
         for ((_, tensor), (storage, first)) in items.iter().zip(places) {
-            all.push(self.one(tensor, &storage, &first)?);
+            all.push(self.export(tensor, &storage, &first)?);
         }
         let is_doubtful = |taken: &Option<T>| taken.as_ref().is_some_and(|taken| is_doubtful(taken.dtype()));
         let asked = items.iter().zip(&all).filter(|(_, taken)| is_doubtful(taken));
@@ -119,7 +119,7 @@ impl ByDlpack {
     }
 
     /// Return `tensor`, which begins after `first` elements of `storage`; `None` if it cannot be exported in place.
-    fn one<T: Take>(
+    fn export<T: Take>(
         &self,
         tensor: &Bound<'_, PyAny>,
         storage: &Bound<'_, PyAny>,
@@ -175,16 +175,16 @@ pub(crate) fn each<'i, 'py, T: Take, R>(
 ) -> PyResult<Vec<R>> {
     let mut all = Vec::with_capacity(items.len());
     for items in items.chunks(AT_ONCE) {
-        let mut shown = shown(export, items)?.into_iter();
+        let mut exported = exported(export, items)?.into_iter();
         for item in items {
-            all.push(made(item, shown.next().flatten())?);
+            all.push(made(item, exported.next().flatten())?);
         }
     }
     Ok(all)
 }
 
 /// Return the tensors of these items, as far as `export` can export them in place; empty if it can export none.
-fn shown<T: Take>(export: Option<&Bound<'_, Export>>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
+fn exported<T: Take>(export: Option<&Bound<'_, Export>>, items: &[Item<'_>]) -> PyResult<Vec<Option<T>>> {
     let Some(export) = export else {
         return Ok(Vec::new());
     };

@@ -9,8 +9,8 @@ use pyo3::types::{PyBool, PyEllipsis, PyInt, PyList, PyRange, PySlice, PyTuple};
 /// masks and arrays.
 fn parts(index: &Bound<'_, PyAny>) -> PyResult<Vec<Index>> {
     match index.cast::<PyTuple>() {
-        Ok(parts) => parts.iter().map(|part| one(&part)).collect(),
-        Err(_) => Ok(vec![one(index)?]),
+        Ok(parts) => parts.iter().map(|part| index_part(&part)).collect(),
+        Err(_) => Ok(vec![index_part(index)?]),
     }
 }
 
@@ -26,7 +26,7 @@ pub(crate) fn of_tensor(name: &str, index: &Bound<'_, PyAny>) -> PyResult<Vec<In
     })
 }
 
-fn one(part: &Bound<'_, PyAny>) -> PyResult<Index> {
+fn index_part(part: &Bound<'_, PyAny>) -> PyResult<Index> {
     if part.is_none() {
         return Ok(Index::NewAxis);
     }

@@ -45,9 +45,9 @@ impl<'a, 'py> Exporter<'a, 'py> {
     /// Return the tensors of these items; their names stay with the items. The values of tensors on devices are those
     /// after all work that the caller has queued by now.
     pub(crate) fn take<'i>(&self, items: &'i [Item<'py>]) -> PyResult<Vec<(&'i str, Imported)>> {
-        let taken = export::each(self.export, items, |(name, tensor), shown| {
+        let taken = export::each(self.export, items, |(name, tensor), exported| {
             let name = tensor_name(name)?;
-            let imported = shown.map_or_else(|| self.slowly(name, tensor), Ok)?;
+            let imported = exported.map_or_else(|| self.slowly(name, tensor), Ok)?;
             Ok((name, imported))
         })?;
         let py = self.payload.py();

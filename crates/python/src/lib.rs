@@ -3,7 +3,6 @@
 //! It converts arguments, releases the interpreter, calls `ingot-io`, and turns failures into exceptions. It knows no
 //! framework: the modules of `python/ingot` pass the functions that make their tensors ([`wrap::Wrap`]).
 
-mod aside;
 mod credentials;
 mod delta;
 mod destination;
@@ -33,6 +32,7 @@ mod serialize;
 mod shards;
 mod shared;
 mod statistics;
+mod temporary_file;
 mod tensor;
 mod upload;
 mod watch;
@@ -42,8 +42,6 @@ mod writer;
 /// The module that Python imports.
 #[pyo3::pymodule(gil_used = false)]
 mod _native {
-    #[pymodule_export]
-    use crate::aside::{Aside, check_destination, replace_file};
     #[pymodule_export]
     use crate::delta::{Patch, compose_patches, diff_versions, has_digests, version_id};
     #[pymodule_export]
@@ -82,6 +80,8 @@ mod _native {
     use crate::shards::ShardIndex;
     #[pymodule_export]
     use crate::statistics::{Statistics, statistics};
+    #[pymodule_export]
+    use crate::temporary_file::{TemporaryFile, check_destination, replace_file};
     #[pymodule_export]
     use crate::tensor::Exporter;
     #[pymodule_export]

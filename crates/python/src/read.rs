@@ -164,7 +164,7 @@ pub(crate) fn stored<'py>(
     let (path, entry) = (tensor.archive().path(), tensor.entry());
     wrap.accepts(py, path, entry)?;
     if onto.is_some() {
-        return one(py, Job::from(*tensor), wrap, onto);
+        return read_one(py, Job::from(*tensor), wrap, onto);
     }
     let region = Signals::detach(py, |signals| tensor.read(&ReadOptions::default(), signals))?;
     wrap.wrap(py, path, &Buffer::Host(region), entry, &mut Shared::default())
@@ -182,7 +182,7 @@ pub(crate) fn selected<'py>(
     wrap.accepts(py, path, entry)?;
     if onto.is_some() {
         let job = Job::new(*tensor, index, None).map_err(|error| raise(py, &error))?;
-        return one(py, job, wrap, onto);
+        return read_one(py, job, wrap, onto);
     }
     if wrap.takes_strides(py, entry.dtype)? {
         let view = tensor.strided(index).map_err(|error| raise(py, &error))?;
@@ -200,7 +200,7 @@ pub(crate) fn selected<'py>(
 }
 
 /// Return the tensor of one job, on the device `onto`.
-fn one<'py>(
+fn read_one<'py>(
     py: Python<'py>,
     job: Job<'_>,
     wrap: &Wrap,
@@ -371,8 +371,8 @@ pub(crate) fn fill_on<'py>(
 
 fn destination(py: Python<'_>, job: &Job<'_>, held: Held) -> PyResult<Destination> {
     match held {
-        Held::Shown(destination) => Ok(destination),
-        Held::Given((code, memory, is_scalar)) => {
+        Held::Exported(destination) => Ok(destination),
+        Held::Object((code, memory, is_scalar)) => {
             // A dtype that no file has differs from every job's, which the refusal then names.
             let dtype = Dtype::from_code(&code).unwrap_or(job.dtype());
             let destination = Destination::new(dtype, memory.bind(py), is_scalar);

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyMemoryView, PySlice};
 use smallvec::SmallVec;
 
-use crate::dlpack::{Shown, Take, dl_dtype};
+use crate::dlpack::{DlView, Take, dl_dtype};
 
 /// A tensor that a framework exported: dtype, shape and the source of its bytes.
 pub(crate) struct Imported {
@@ -84,7 +84,7 @@ impl Imported {
     /// device, of a dtype that no file has, strided and smaller than a byte, or at null.
     pub(crate) fn from_capsule(capsule: &Bound<'_, PyAny>) -> PyResult<Option<Imported>> {
         // SAFETY: `take` requires an owner of the elements: the capsule keeps its tensor.
-        Shown::by(capsule, |shown| unsafe { Imported::take(shown, capsule) })
+        DlView::by(capsule, |view| unsafe { Imported::take(view, capsule) })
             .ok_or_else(|| PyBufferError::new_err("expected a DLPack capsule that was not used before"))
     }
 
@@ -97,14 +97,14 @@ impl Imported {
         capsule: &Bound<'_, PyAny>,
     ) -> Option<Imported> {
         let expected = to_usize(ingot_format::nbytes(dtype, &shape).ok()?)?;
-        let bytes = Shown::by(capsule, |shown| {
-            let count = shown.sizes.iter().try_fold(shown.itemsize()?, |nbytes, &size| {
+        let bytes = DlView::by(capsule, |view| {
+            let count = view.sizes.iter().try_fold(view.itemsize()?, |nbytes, &size| {
                 nbytes.checked_mul(usize::try_from(size).ok()?)
             });
-            let fits = shown.gpu == Some(stream.ordinal()) && shown.is_c_order() && count == Some(expected);
+            let fits = view.gpu == Some(stream.ordinal()) && view.is_c_order() && count == Some(expected);
             // SAFETY: `DeviceBytes::new` requires memory that stays allocated as long as the result exists: the
             // tensor's, which `_owner` keeps. Borrows of `self` end before `self`.
-            fits.then(|| unsafe { DeviceBytes::new(stream, to_u64(shown.start.addr()), expected) })
+            fits.then(|| unsafe { DeviceBytes::new(stream, to_u64(view.start.addr()), expected) })
         });
         Some(Imported {
             dtype,
@@ -157,25 +157,25 @@ impl Imported {
 }
 
 impl Take for Imported {
-    unsafe fn take(shown: &Shown<'_>, owner: &Bound<'_, PyAny>) -> Option<Imported> {
-        let dtype = shown.dtype.known().filter(|_| shown.is_on_cpu)?;
-        let (shape, nbytes) = logical(dtype, shown.sizes)?;
-        let bytes = if shown.is_c_order() {
+    unsafe fn take(view: &DlView<'_>, owner: &Bound<'_, PyAny>) -> Option<Imported> {
+        let dtype = view.dtype.known().filter(|_| view.is_on_cpu)?;
+        let (shape, nbytes) = logical(dtype, view.sizes)?;
+        let bytes = if view.is_c_order() {
             // SAFETY: `Bytes::new` requires `nbytes` readable bytes as long as the result lives, or null: by the
             // contract above, a tensor of that size in C order is there. `_owner` keeps it. Borrows of `self` end
             // before `self`. That no other code writes to them during that time cannot be proven, and is not required.
-            unsafe { Bytes::new(shown.start, nbytes) }
+            unsafe { Bytes::new(view.start, nbytes) }
         } else {
-            let itemsize = shown.itemsize()?;
+            let itemsize = view.itemsize()?;
             let dim = |(&size, &stride): (&i64, &i64)| {
                 let (count, stride) = (usize::try_from(size).ok()?, isize::try_from(stride).ok()?);
                 let stride = stride.checked_mul(isize::try_from(itemsize).ok()?)?;
                 Some(Dim { count, stride })
             };
-            let dims = shown.sizes.iter().zip(shown.strides).map(dim);
+            let dims = view.sizes.iter().zip(view.strides).map(dim);
             let dims = dims.collect::<Option<Vec<_>>>()?;
             // SAFETY: `Bytes::strided` requires the same of every element within the dimensions: they are the tensor's.
-            unsafe { Bytes::strided(shown.start, itemsize, &dims) }
+            unsafe { Bytes::strided(view.start, itemsize, &dims) }
         };
         Some(Imported {
             dtype,

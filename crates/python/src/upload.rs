@@ -6,9 +6,9 @@ use ingot_io::binding::{Pieces, UploadOptions, upload_pieces};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::aside::imported;
 use crate::paths::file_path;
 use crate::remote::remote_options;
+use crate::temporary_file::imported;
 use crate::tensor::Imported;
 use crate::watch::Signals;
 

@@ -144,8 +144,8 @@ impl Writer {
     }
 
     #[getter]
-    fn draft_path(&self, py: Python<'_>) -> PyResult<OsString> {
-        Ok(self.opened(py)?.draft_path().into_os_string())
+    fn temporary_path(&self, py: Python<'_>) -> PyResult<OsString> {
+        Ok(self.opened(py)?.temporary_path().into_os_string())
     }
 
     fn commit(&self, py: Python<'_>) -> PyResult<()> {

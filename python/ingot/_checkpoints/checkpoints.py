@@ -285,23 +285,23 @@ class Checkpoints:
         """
         given = {**locals()}
 
-        def look() -> dict[str, Any]:
+        def prepare() -> dict[str, Any]:
             return checked(self.save, given, step=_counted_step, metrics=checked_metrics)
 
         with self._lock:
             self.wait()
             with _uncollected() if background else nullcontext():
-                renamed = self._save(look, state, background)
+                renamed = self._save(prepare, state, background)
         if renamed:
             reason = (
                 f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
             )
             warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
 
-    def _save(self, look: Callable[[], dict[str, Any]], state: Any, background: bool) -> list[str]:
+    def _save(self, prepare: Callable[[], dict[str, Any]], state: Any, background: bool) -> list[str]:
         """Save a step. Returns the new names of the steps that training has gone back from."""
         ranks = self._ranks.calls()
-        step, metrics, called = self._same(look, ranks)
+        step, metrics, called = self._same(prepare, ranks)
         later = ranks.first(partial(self._begun, step, metrics), "preparing the step")
         if later is None:
             return []
@@ -338,12 +338,12 @@ class Checkpoints:
         return renamed
 
     def _same(
-        self, look: Callable[[], dict[str, Any]], ranks: Together
+        self, prepare: Callable[[], dict[str, Any]], ranks: Together
     ) -> tuple[int, dict[str, float] | None, str]:
         """Return the step, the metrics and the id of a save, which are the first rank's."""
 
         def compared() -> tuple[dict[str, Any], Any]:
-            given = look()
+            given = prepare()
             own = {"directory": os.path.realpath(self._directory), "step": given["step"]}
             rules = {"keep and best": tuple(self._rules), "background": given["background"]}
             return {**own, **rules}, (given["step"], given["metrics"], token_hex(8))
@@ -414,13 +414,13 @@ class Checkpoints:
         """
         return self._chosen(lambda: committed(self._directory), "listing the steps")
 
-    def _chosen(self, look: Callable[[], T], doing: str) -> T:
-        """Return what `look` returns on the first rank."""
+    def _chosen(self, prepare: Callable[[], T], doing: str) -> T:
+        """Return what `prepare` returns on the first rank."""
         ranks = self._ranks.calls()
         if ranks.size == 1:
-            return look()
+            return prepare()
         with self._lock:
-            return ranks.first(look, doing)
+            return ranks.first(prepare, doing)
 
     @takes()
     def latest(self, *, verify: bool = False, **options: Unpack[NoOptions]) -> int | None:
@@ -579,12 +579,12 @@ class Checkpoints:
         """
         given = {**locals()}
 
-        def look() -> dict[str, Any]:
+        def prepare() -> dict[str, Any]:
             checks: dict[str, Any] = {"step": partial(counted, "step", or_none=True), "types": checked_types}
             return checked(self.load, given, **checks)
 
         with self._lock:
-            found, unfit = self._load(look)
+            found, unfit = self._load(prepare)
         self._warn_of_damage(found.damaged, f"step {found.step} was loaded")
         if unfit:
             what = f"{', '.join(unfit)} had a state on each rank that saved step {found.step}"
@@ -592,13 +592,13 @@ class Checkpoints:
             warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
         return found.result
 
-    def _load(self, look: Callable[[], dict[str, Any]]) -> tuple[_Choice, list[str]]:
+    def _load(self, prepare: Callable[[], dict[str, Any]]) -> tuple[_Choice, list[str]]:
         """Load a step, or the newest one that is whole. Returns the paths of states that do not fit too."""
         self.wait()
         ranks, asked = self._ranks.calls(), []
 
         def compared() -> tuple[dict[str, Any], None]:
-            asked.append(look())
+            asked.append(prepare())
             return {"directory": os.path.realpath(self._directory), "step": asked[0]["step"]}, None
 
         ranks.same(compared, "comparing the arguments of load")
@@ -622,7 +622,7 @@ class Checkpoints:
         found: list[Any] = []
         folder = folder_of(self._directory, step)
 
-        def look() -> tuple[dict[str, Any], None]:
+        def prepare() -> tuple[dict[str, Any], None]:
             if not is_committed(folder):
                 raise self._no_step(step)
             try:
@@ -636,7 +636,7 @@ class Checkpoints:
                 # Another process has deleted it.
                 raise self._no_step(step) from error
 
-        ranks.same(look, f"reading step {step}")
+        ranks.same(prepare, f"reading step {step}")
         return _Choice(step, found[0], {})
 
     def _loading(self, ranks: Together, given: Mapping[str, Any]) -> Callable[[str, Commit], Any]:
@@ -682,14 +682,14 @@ class Checkpoints:
         """
         self._by_first(partial(argument, self.pin, "step", step, _counted_step), self._pin, "pinning a step")
 
-    def _by_first(self, look: Callable[[], int], work: Callable[[int], None], doing: str) -> None:
-        """Call `work` with the step that `look` returns, on the first rank."""
+    def _by_first(self, prepare: Callable[[], int], work: Callable[[int], None], doing: str) -> None:
+        """Call `work` with the step that `prepare` returns, on the first rank."""
         with self._lock:
             self.wait()
             ranks = self._ranks.calls()
 
             def compared() -> tuple[dict[str, Any], int]:
-                step = look()
+                step = prepare()
                 return {"directory": os.path.realpath(self._directory), "step": step}, step
 
             step = ranks.same(compared, doing)[0]
@@ -737,8 +737,8 @@ class Checkpoints:
         >>> checkpoints.steps()
         []
         """
-        look = partial(argument, self.delete, "step", step, _counted_step)
-        self._by_first(look, self._delete, "deleting a step")
+        prepare = partial(argument, self.delete, "step", step, _counted_step)
+        self._by_first(prepare, self._delete, "deleting a step")
 
     def _delete(self, step: int) -> None:
         folder = folder_of(self._directory, step)
@@ -915,13 +915,13 @@ class Checkpoints:
         If that fails, the directory gets the steps again that it had before.
         """
 
-        def look() -> tuple[dict[str, Any], tuple[str, StoredFile]]:
+        def prepare() -> tuple[dict[str, Any], tuple[str, StoredFile]]:
             if writing is not None:
                 writing.result()
             return {}, (file, stored(os.path.join(folder, file)))
 
         try:
-            files = dict(ranks.same(look, f"writing step {commit.step}"))
+            files = dict(ranks.same(prepare, f"writing step {commit.step}"))
             with ranks.step(f"committing step {commit.step}"):
                 if ranks.rank == 0:
                     self._write_commit(folder, commit._replace(files=files))
@@ -1005,8 +1005,8 @@ class Checkpoints:
                 break
             found: list[Any] = []
             errors: list[Exception] = []
-            look = partial(self._tried, step, work, found, errors, step in vanished)
-            tried = ranks.same(look, f"reading step {step}")
+            prepare = partial(self._tried, step, work, found, errors, step in vanished)
+            tried = ranks.same(prepare, f"reading step {step}")
             vanished.add(step)
             if any(one.is_gone for one in tried):
                 continue

@@ -418,7 +418,7 @@ class _Run(NamedTuple):
         moved = counted(tell, report.nbytes * (2 if self.verify else 1))
         task = Task(self.to.kind, self.how, self.verify, report.shared, moved)
         if place is None:
-            task.one(self.to.path, entries, metadata or None)
+            task.write_file(self.to.path, entries, metadata or None)
             return
         shards = [[entries[number] for number in shard] for shard in self._split(entries)]
         of_file, of_index = {"format": metadata.get("format", "pt")}, {**metadata}
@@ -430,7 +430,7 @@ class _Run(NamedTuple):
         write(
             place,
             files,
-            lambda path, shard: task.one(path, shard, of_file),
+            lambda path, shard: task.write_file(path, shard, of_file),
             index(names, report.nbytes, of_index) if len(shards) > 1 else None,
             self.how,
         )

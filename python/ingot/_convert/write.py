@@ -117,7 +117,7 @@ class Task(NamedTuple):
     moved: Moved
     """Called with the bytes of each step."""
 
-    def one(self, path: str, entries: Sequence[Entry], metadata: Mapping[str, str] | None) -> None:
+    def write_file(self, path: str, entries: Sequence[Entry], metadata: Mapping[str, str] | None) -> None:
         """Write one file and compare it with the source before it is renamed."""
         if self.kind == "npz":
             self._arrays(path, entries)
@@ -137,27 +137,27 @@ class Task(NamedTuple):
                 for index, part in _parts(entry):
                     writer.write(entry.name, part, index)
                     self.moved(part.nbytes)
-            with _drafted(path, filling.draft_path) as draft:
+            with _filled(path, filling.temporary_path) as temporary_path:
                 if self.verify:
-                    self.compare(draft, entries)
+                    self.compare(temporary_path, entries)
                 if not self.how.checksums:
                     writer.commit()
                     return
                 # The digests of the tensors are computed while the finished file is copied.
-                held = opened([draft], Loading())
+                held = opened([temporary_path], Loading())
                 picks = [(0, number, name) for number, name in enumerate(held.names(0))]
                 writing = Writing(self.how._replace(format=kind), is_inherited=True)
                 writing.write(held, path, picks, together(held), None)
 
     def _arrays(self, path: str, entries: Sequence[Entry]) -> None:
         """Write an archive that `numpy.load` reads."""
-        aside = _native.Aside.create(path, durable=self.how.flush, **self.how.existing._asdict())
-        with closing(aside), _drafted(path, aside.draft_path) as draft:
-            with BufferedWriter(_Storage(draft, "w")) as file:
+        temporary = _native.TemporaryFile.create(path, durable=self.how.flush, **self.how.existing._asdict())
+        with closing(temporary), _filled(path, temporary.temporary_path) as temporary_path:
+            with BufferedWriter(_Storage(temporary_path, "w")) as file:
                 self._archive(file, entries)
             if self.verify:
-                self.compare(draft, entries)
-            aside.commit()
+                self.compare(temporary_path, entries)
+            temporary.commit()
 
     def _archive(self, file: BinaryIO, entries: Sequence[Entry]) -> None:
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -178,22 +178,22 @@ class Task(NamedTuple):
         """Copy the bytes of these tensors, which are the same in the source and in the new file."""
         self._each(entries, lambda piece: piece.file.copy(piece.position, writer, piece.name, piece.part))
 
-    def compare(self, draft: str, entries: Sequence[Entry]) -> None:
+    def compare(self, temporary_path: str, entries: Sequence[Entry]) -> None:
         """Raise `ConversionError` if a tensor of the file differs from the source."""
         with ExitStack() as stack:
-            written = (_Npz if self.kind == "npz" else _Native)(draft, stack)
+            written = (_Npz if self.kind == "npz" else _Native)(temporary_path, stack)
             copied: list[Entry] = []
             for entry in entries:
                 expected, found = (entry.target, entry.shape), written.begin(entry.name)
                 if found != expected:
-                    raise _differs(draft, entry.name, expected, found)
+                    raise _differs(temporary_path, entry.name, expected, found)
                 if isinstance(written, _Native) and entry.is_copied:
                     copied.append(entry)
                     continue
                 for index, part in _parts(entry):
                     held = stored(part)
                     if not numpy.array_equal(held, written.piece(entry.name, index, len(held))):
-                        raise _differs(draft, entry.name)
+                        raise _differs(temporary_path, entry.name)
                     self.moved(part.nbytes)
 
             def check(piece: _Piece) -> None:
@@ -201,7 +201,7 @@ class Task(NamedTuple):
                 if not piece.file.agrees(
                     piece.position, written.checkpoint, piece.name, piece.begin, piece.nbytes
                 ):
-                    raise _differs(draft, piece.name)
+                    raise _differs(temporary_path, piece.name)
 
             self._each(copied, check)
 
@@ -222,11 +222,11 @@ class Task(NamedTuple):
 
 
 @contextmanager
-def _drafted(path: str, draft: str) -> Iterator[str]:
-    """Yield `draft`, the temporary file for `path`. Errors that name it name `path` instead."""
+def _filled(path: str, temporary_path: str) -> Iterator[str]:
+    """Yield `temporary_path`, the temporary file for `path`. Errors that name it name `path` instead."""
     # Messages have the escaped name only.
-    with called(os.path.basename(draft), os.path.basename(path)), called(draft, path):
-        yield draft
+    with called(os.path.basename(temporary_path), os.path.basename(path)), called(temporary_path, path):
+        yield temporary_path
 
 
 class _Piece(NamedTuple):

@@ -27,11 +27,11 @@ class Together(Protocol):
         """Return the objects of all ranks."""
         ...
 
-    def same(self, look: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
-        """Compare the options that `look` returns on all ranks, and return the facts of all ranks."""
+    def same(self, prepare: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
+        """Compare the options that `prepare` returns on all ranks, and return the facts of all ranks."""
         ...
 
-    def first(self, look: Callable[[], T], doing: str) -> T:
+    def first(self, prepare: Callable[[], T], doing: str) -> T:
         """Return the result of the first rank on all ranks."""
         ...
 
@@ -49,13 +49,13 @@ class Alone:
         """Return the only object."""
         return [mine]
 
-    def same(self, look: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
+    def same(self, prepare: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
         """Return the only fact."""
-        return [look()[1]]
+        return [prepare()[1]]
 
-    def first(self, look: Callable[[], T], doing: str) -> T:
+    def first(self, prepare: Callable[[], T], doing: str) -> T:
         """Return the result of this process."""
-        return look()
+        return prepare()
 
     @contextmanager
     def step(self, doing: str) -> Iterator[None]:

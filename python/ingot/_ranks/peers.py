@@ -106,7 +106,7 @@ class Run:
 # Seconds for which a rank that found a failure waits for the others to report.
 _ROLL_CALL_SECONDS = 3.0
 # Seconds between two checks of the store while a rank waits.
-_LOOK_SECONDS = 0.25
+_CHECK_SECONDS = 0.25
 # The bytes of a first message, including 8 for the length of the data.
 _SHORT_NBYTES = 1024
 # Seconds within which all ranks have to connect for background saves.
@@ -315,15 +315,16 @@ class Peers:
             fault = error
         self.agree(fault, doing)
 
-    def same(self, look: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
+    def same(self, prepare: Callable[[], tuple[Mapping[str, Any], Any]], doing: str) -> list[Any]:
         """Raise on all ranks if one has other options than the first. Return a fact of each.
 
-        `look` returns the options that have to be equal, and the fact. If it raises on one rank, all raise.
+        `prepare` returns the options that have to be equal, and the fact. If it raises on one rank, all
+        raise.
         """
         fault: BaseException | None = None
         mine: tuple[Mapping[str, Any], Any] = {}, None
         try:
-            mine = look()
+            mine = prepare()
         except BaseException as error:
             fault = error
         gathered = self.gather((*mine, self._problem(fault, doing)), doing)
@@ -332,9 +333,9 @@ class Peers:
             self.alike(what, [other[what] for other, *_ in gathered], doing)
         return [fact for _, fact, _ in gathered]
 
-    def first(self, look: Callable[[], T], doing: str) -> T:
-        """Return on all ranks what `look` returns on the first. If it raises there, all raise."""
-        found: T = self.same(lambda: ({}, look() if self.rank == 0 else None), doing)[0]
+    def first(self, prepare: Callable[[], T], doing: str) -> T:
+        """Return on all ranks what `prepare` returns on the first. If it raises there, all raise."""
+        found: T = self.same(lambda: ({}, prepare() if self.rank == 0 else None), doing)[0]
         return found
 
     def alike(self, what: str, found: list[Any], doing: str) -> None:
@@ -391,15 +392,15 @@ class Peers:
         work = None
         try:
             work = begin()
-            looked = time.monotonic()
+            checked = time.monotonic()
             pause = 0.0
             while not work.is_completed():
                 time.sleep(pause)
                 pause = min(0.002, pause + 0.0001)
-                if time.monotonic() - looked > _LOOK_SECONDS:
+                if time.monotonic() - checked > _CHECK_SECONDS:
                     if self._store.check(["lost"]):
                         break
-                    looked = time.monotonic()
+                    checked = time.monotonic()
             else:
                 work.wait()
                 return

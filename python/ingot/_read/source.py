@@ -335,13 +335,13 @@ class _Store(_Waiting):
         name: str,
         at_once: int,
         get: Callable[[int, int], Any],
-        look: Callable[[], Mapping[str, Any]] | None,
+        facts: Callable[[], Mapping[str, Any]] | None,
         nbytes: int | None,
     ) -> None:
         super().__init__(name)
         self.at_once = at_once
         self._get = get
-        self._look = look if nbytes is None else None
+        self._facts = facts if nbytes is None else None
         self._turn = Lock() if at_once == 1 else nullcontext()
         self._stamp: dict[str, Any] = {}
         if nbytes is None:
@@ -357,12 +357,12 @@ class _Store(_Waiting):
             return self._get(begin, end)
 
     def ask_nbytes(self) -> Future[int | None]:
-        return self._later(self._nbytes) if self._look is not None else super().ask_nbytes()
+        return self._later(self._nbytes) if self._facts is not None else super().ask_nbytes()
 
     def _now(self) -> dict[str, Any]:
         """Return the size and the facts that distinguish versions of the file."""
-        assert self._look is not None
-        seen = self._look()
+        assert self._facts is not None
+        seen = self._facts()
         if seen.get("size") is None:
             reason = "the store does not report its size: pass it, as `ingot.Ranges(store, path, nbytes=…)`"
             raise located(StorageError, reason, code="no-size", path=self.name)
@@ -409,8 +409,8 @@ def _of_store(store: Any, path: str, nbytes: int | None) -> Reader | str:
             )
             raise TypeError(f"expected {expected}, found {type(store).__name__}")
         get = partial(store.get_ranges, path)
-        look: Any = partial(head, path) if callable(head) else None
-        return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), look, nbytes)
+        facts: Any = partial(head, path) if callable(head) else None
+        return _Store(shown_url(path), _AT_ONCE, lambda a, b: _only(get(starts=[a], ends=[b])), facts, nbytes)
     if type(store).__module__ == "fsspec.implementations.local":
         # Local files are read by path, which is faster.
         return str(store._strip_protocol(path))

@@ -307,7 +307,9 @@ class Writer:
 
     def _warn_of_loss(self, what: str, stacklevel: int) -> None:
         """Warn that a file that this writer began is lost, unless a writer that joined has committed it."""
-        if self._is_begun and (isinstance(self._writer, _native.Appender) or exists(self._writer.draft_path)):
+        if self._is_begun and (
+            isinstance(self._writer, _native.Appender) or exists(self._writer.temporary_path)
+        ):
             warn(
                 f"{_escaped(self._path)}: {what} without commit(): the file is not written — call close() to "
                 "give it up",

@@ -378,12 +378,12 @@ class Reader(StorageReader):
 
     def _read_together(self, file: Checkpoint, slots: list[Slot], peers: Peers) -> None:
         @contextmanager
-        def look() -> Iterator[_load_by_ranks.Looked]:
+        def prepare() -> Iterator[_load_by_ranks.Prepared]:
             with reading(file, self._how) as reads:
-                yield _load_by_ranks.Looked(file, slots, reads, self._path)
+                yield _load_by_ranks.Prepared(file, slots, reads, self._path)
 
         # The slots are for the open files: they fit no others.
-        _load_by_ranks.load(look, peers, self._read_once, tries=1)
+        _load_by_ranks.load(prepare, peers, self._read_once, tries=1)
 
     def _pickled(self, plan: LoadPlan) -> list[tuple[ReadItem, io.BytesIO]]:
         """Return the objects of a plan, pickled by this process."""

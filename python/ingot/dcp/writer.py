@@ -33,7 +33,7 @@ from ingot._write.shards import Place, alone, aside, index, remove
 from ingot.errors import OptionError, RankError, SaveError
 from ingot.torch._files import write_tensors
 from ingot.torch._load_into import has_ranks
-from ingot.torch._save_by_ranks import Files, Looked, Together, write
+from ingot.torch._save_by_ranks import Collected, Files, Together, write
 from ingot.torch._sharded import planned
 from ingot.torch._tensors import storable
 from ingot.typing import Path, ReplaceOptions
@@ -423,7 +423,7 @@ class Writer(StorageWriter):
         }
         notes, extra = objects.record(gathered, names) if gathered else ({}, {})
         own = {} if peers.rank else extra
-        together = Together(partial(_looked, plan, planner, own), peers)
+        together = Together(partial(_collected, plan, planner, own), peers)
         sizes = {name: together.specs[name].nbytes for name in (*names, *extra)}
         files = self._planned(sizes, bool(gathered))
         _note(files, notes)
@@ -592,7 +592,7 @@ def _note(files: Files, notes: Mapping[str, str]) -> None:
         metadata |= notes
 
 
-def _looked(plan: SavePlan, planner: SavePlanner, extra: Mapping[str, torch.Tensor]) -> Looked:
+def _collected(plan: SavePlan, planner: SavePlanner, extra: Mapping[str, torch.Tensor]) -> Collected:
     """Return the part of each tensor that this rank writes, and whole tensors of objects."""
     found = {name: Held(Part.whole(tensor.shape), tensor) for name, tensor in extra.items()}
     for item in filter(_is_tensor, plan.items):
@@ -605,7 +605,7 @@ def _looked(plan: SavePlan, planner: SavePlanner, extra: Mapping[str, torch.Tens
         sides = zip(_begin(item), sizes, strict=True)
         intervals = tuple(((at, at + size),) if size else () for at, size in sides)
         found[name] = Held(Part(tuple(item.tensor_data.size), intervals), _values(planner, item))
-    return Looked(found, {})
+    return Collected(found, {})
 
 
 def _values(planner: SavePlanner, item: WriteItem) -> torch.Tensor:

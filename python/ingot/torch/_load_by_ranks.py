@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ingot._native import _ShardHeaders as ShardHeaders
 
 
-class Looked(NamedTuple):
+class Prepared(NamedTuple):
     """The source that a rank opened, the tensors to fill, how it is read, and the path of the caller."""
 
     checkpoint: Checkpoint
@@ -68,19 +68,22 @@ class Opened(NamedTuple):
 
 
 def load(
-    look: Callable[[], AbstractContextManager[Looked]], peers: Peers, asked: str | bool, tries: int = TRIES
+    prepare: Callable[[], AbstractContextManager[Prepared]],
+    peers: Peers,
+    asked: str | bool,
+    tries: int = TRIES,
 ) -> None:
     """Fill the tensors of all ranks, from one version of the files. All ranks call it.
 
-    Raises on all ranks if `look` raises on one, or if files or options differ between ranks. If a save
+    Raises on all ranks if `prepare` raises on one, or if files or options differ between ranks. If a save
     replaces the files during this step, all ranks repeat it.
     """
     for left in reversed(range(tries)):
         with ExitStack() as stack:
-            looked = _look(partial(_enter, stack, look), peers, asked, left)
-            if looked is None:
+            prepared = _prepare(partial(_enter, stack, prepare), peers, asked, left)
+            if prepared is None:
                 continue
-            one, facts = looked
+            one, facts = prepared
             try:
                 _read(one, facts, peers, asked)
             except BaseException as fault:
@@ -91,29 +94,29 @@ def load(
                 return
 
 
-def _enter(stack: ExitStack, look: Callable[[], AbstractContextManager[Looked]]) -> Looked:
-    return stack.enter_context(look())
+def _enter(stack: ExitStack, prepare: Callable[[], AbstractContextManager[Prepared]]) -> Prepared:
+    return stack.enter_context(prepare())
 
 
-def _is_replaced(looked: Looked, fault: BaseException, peers: Peers) -> bool:
+def _is_replaced(prepared: Prepared, fault: BaseException, peers: Peers) -> bool:
     """Return whether a rank's files were replaced. Raise on all ranks if one rank raised another error."""
     may_pass = isinstance(fault, (StorageError, CheckpointError, OSError, RankError))
-    is_own = may_pass and not isinstance(fault, RankError) and looked.checkpoint.is_replaced()
+    is_own = may_pass and not isinstance(fault, RankError) and prepared.checkpoint.is_replaced()
     return peers.agree(None if may_pass else fault, "reading", is_own)
 
 
-def _look(
-    look: Callable[[], Looked], peers: Peers, asked: str | bool, left: int
-) -> tuple[Looked, list[Opened]] | None:
+def _prepare(
+    prepare: Callable[[], Prepared], peers: Peers, asked: str | bool, left: int
+) -> tuple[Prepared, list[Opened]] | None:
     """Return the result of this rank, and the files that each rank opened.
 
     None if a save replaced the files in between.
     """
-    looked: list[Looked] = []
+    prepared: list[Prepared] = []
 
     def met() -> tuple[dict[str, object], tuple[Opened, str]]:
-        one = look()
-        looked.append(one)
+        one = prepare()
+        prepared.append(one)
         opened = one.checkpoint.identity()
         facts = Opened(this_node(), one.checkpoint.backend == "mmap", opened)
         path: Any = one.source
@@ -123,11 +126,11 @@ def _look(
     facts = peers.same(met, "opening")
     opened, prints = [one for one, _ in facts], [one for _, one in facts]
     if len(set(prints)) == 1 and are_one_version((one.node, "", one.identity) for one in opened):
-        return looked[0], opened
+        return prepared[0], opened
     if left and any(identity is not None for *_, identity in opened):
         return None
     peers.alike("file", prints, "opening")
-    raise several_versions(looked[0].checkpoint)
+    raise several_versions(prepared[0].checkpoint)
 
 
 def several_versions(checkpoint: Checkpoint) -> CheckpointError:
@@ -150,8 +153,8 @@ def are_one_version(opened: Iterable[tuple[str, str, tuple[str, bool] | None]]) 
     return True
 
 
-def _read(looked: Looked, opened: list[Opened], peers: Peers, asked: str | bool) -> None:
-    checkpoint, slots, reads, _ = looked
+def _read(prepared: Prepared, opened: list[Opened], peers: Peers, asked: str | bool) -> None:
+    checkpoint, slots, reads, _ = prepared
     whose, nodes = scope(asked, [(one.node, one.is_mapped) for one in opened])
     if whose is not None:
         Load(checkpoint, slots, peers, nodes, whose).run(reads)

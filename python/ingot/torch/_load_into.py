@@ -252,7 +252,7 @@ def _together(
         _refuse_by_ranks(how)
 
     @contextmanager
-    def look() -> Iterator[_load_by_ranks.Looked]:
+    def prepare() -> Iterator[_load_by_ranks.Prepared]:
         stored = _load_by_ranks.open_once(partial(door.open_all, source, how.as_stored()), peers)
         version = _version(stored, how)
         with reading(stored, how) as reads:
@@ -260,7 +260,7 @@ def _together(
             tensors, keys = fitting(into, checkpoint, strict, how, own)
             keys.version = version
             found.append(keys)
-            yield _load_by_ranks.Looked(checkpoint, slots(checkpoint, tensors), reads, source)
+            yield _load_by_ranks.Prepared(checkpoint, slots(checkpoint, tensors), reads, source)
 
-    _load_by_ranks.load(look, peers, read_once)
+    _load_by_ranks.load(prepare, peers, read_once)
     return found[-1]

@@ -201,10 +201,10 @@ def _changes(
 ) -> list[_Change]:
     """Return the changes of all tensors. Raises for the first that cannot be changed in place."""
     changed = {info.name: info.dtype for info, *_ in patch.changed()}
-    look = _virtuals(layout, how)
+    virtual_of = _virtuals(layout, how)
     found: list[_Change] = []
     for slot in places:
-        virtual = look(slot.source)
+        virtual = virtual_of(slot.source)
         boxes = [box for box in virtual.boxes if box.source in changed]
         if not boxes or not slot.tensor.numel():
             continue
@@ -229,7 +229,7 @@ def _virtuals(layout: Checkpoint, how: Loading) -> Callable[[str], Virtual]:
         return applied(layout, how.remap).tensors.__getitem__
     shared = layout.shared()
 
-    def look(name: str) -> Virtual:
+    def virtual_of(name: str) -> Virtual:
         of, part = shared.get(name, (name, None))
         info = layout.info(of)
         if part is None:
@@ -237,7 +237,7 @@ def _virtuals(layout: Checkpoint, how: Loading) -> Callable[[str], Virtual]:
         shape, strides, begin = part
         return Virtual.stored(of, info.dtype, shape, strides, begin)
 
-    return look
+    return virtual_of
 
 
 def _in_bytes(slot: Slot, virtual: Virtual) -> list[Box]:

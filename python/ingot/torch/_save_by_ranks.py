@@ -70,14 +70,14 @@ class _Mine(NamedTuple):
     shared: dict[str, str]
 
 
-class Looked(NamedTuple):
+class Collected(NamedTuple):
     """The parts of tensors that a rank holds, and the aliases, each with the name that is kept."""
 
     held: dict[str, Held]
     shared: dict[str, str]
 
 
-def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> Looked:
+def collect(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, str]]) -> Collected:
     """Return this rank's parts of DTensors, and its plain tensors; `shared` finds aliases.
 
     Raises `SaveError` for a DTensor whose memory does not have its values.
@@ -100,7 +100,7 @@ def look(tensors: Mapping[str, torch.Tensor], shared: Callable[..., dict[str, st
     for names in ties.values():
         kept = min(names)
         dropped |= {name: kept for name in names if name != kept}
-    return Looked(found, dropped)
+    return Collected(found, dropped)
 
 
 class _Covering(NamedTuple):
@@ -138,8 +138,8 @@ class _Covering(NamedTuple):
 class Together:
     """The tensors that all ranks save: the names in one order, and the part of each that a rank writes."""
 
-    def __init__(self, look: Callable[[], Looked], peers: Peers) -> None:
-        """`look` is called once, in a step in which all ranks raise if it raises on one."""
+    def __init__(self, collect: Callable[[], Collected], peers: Peers) -> None:
+        """`collect` is called once, in a step in which all ranks raise if it raises on one."""
         self._peers = peers
         #: This rank's memory.
         self.local: dict[str, torch.Tensor] = {}
@@ -150,7 +150,7 @@ class Together:
         #: Called with the number of bytes after each block is written.
         self.moved: Callable[[int], None] = lambda nbytes: None
         with peers.step("looking at the tensors"):
-            mine = self._look(look())
+            mine = self._collect(collect())
         gathered = self._tell(mine)
         self._holders = self._merge(gathered)
         with peers.step("planning"):
@@ -169,15 +169,15 @@ class Together:
         writer.write(name, values, index or ...)
         self.moved(values.nbytes)
 
-    def _look(self, looked: Looked) -> _Mine:
+    def _collect(self, collected: Collected) -> _Mine:
         """Return the tensors of this rank. Raises for tensors that cannot be stored."""
         known: dict[Part, int] = {}
         kinds, specs = array("I"), []
-        for name, (part, local) in looked.held.items():
+        for name, (part, local) in collected.held.items():
             specs.append(Spec(storable(name, local), part.shape, local.itemsize))
             self.local[name] = local
             kinds.append(known.setdefault(part, len(known)))
-        return _Mine([*looked.held], specs, kinds, [*known], looked.shared)
+        return _Mine([*collected.held], specs, kinds, [*known], collected.shared)
 
     def _tell(self, mine: _Mine) -> list[_Mine]:
         """Return the tensors of each rank. Names are sent only if they differ between ranks."""

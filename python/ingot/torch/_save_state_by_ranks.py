@@ -37,7 +37,7 @@ from ingot._write.states import tensors_in
 from ingot.errors import SaveError
 from ingot.typing import Path, Writable
 
-from ._save_by_ranks import Holders, Looked, Spec, Together
+from ._save_by_ranks import Collected, Holders, Spec, Together
 from ._save_by_ranks import _Mine as Mine
 from ._tensors import PLAIN_CLASSES, _export, copied, storable
 
@@ -48,7 +48,7 @@ PARTS_KEY = "ingot.parts"
 _WINDOW_NBYTES = 32 << 20
 
 
-class Apart(NamedTuple):
+class PerRank(NamedTuple):
     """The state of an object that each rank may have for itself."""
 
     path: TreePath
@@ -61,7 +61,7 @@ class Encoded(Encoder):
 
     Attributes
     ----------
-    apart : list of Apart
+    apart : list of PerRank
         The states of objects other than modules and optimizers. The node of each is a list with its number
         under the tag.
     left : list of torch.Tensor
@@ -70,7 +70,7 @@ class Encoded(Encoder):
 
     def __init__(self, states: Mapping[int, Any], apart: set[int]) -> None:
         super().__init__("torch", states)
-        self.apart: list[Apart] = []
+        self.apart: list[PerRank] = []
         self.left: list[torch.Tensor] = []
         self._dtensor = dtensor_class()
         self._ids = apart
@@ -120,7 +120,7 @@ class Encoded(Encoder):
         own = [*islice(self.tensors, first, None)]
         if any(is_distributed(self.tensors[name]) for name in own):
             return node
-        self.apart.append(Apart(path, node, own))
+        self.apart.append(PerRank(path, node, own))
         return {RANKS_TAG: len(self.apart) - 1}
 
 
@@ -299,7 +299,7 @@ def _local(value: Any) -> Any:
     return held(value).local if is_distributed(value) else value
 
 
-def _digest_of(encoded: Encoded, one: Apart) -> bytes:
+def _digest_of(encoded: Encoded, one: PerRank) -> bytes:
     """Return the digest of a state apart, with its tensors."""
     total = sha256(json_of(one.node).encode())
     for name in one.names:
@@ -313,14 +313,14 @@ def _digest_of(encoded: Encoded, one: Apart) -> bytes:
 class _Holding(Together):
     """The tensors of all ranks, of any class."""
 
-    def _look(self, looked: Looked) -> Mine:
+    def _collect(self, collected: Collected) -> Mine:
         numbers: dict[Part, int] = {}
         kinds = array("I")
         specs = []
         # By what decides both, since a state has many equal ones.
         known: dict[Any, tuple[int, Spec]] = {}
-        kind, may_be_parts = dtensor_class(), _may_be_parts([*looked.held.values()])
-        for name, one in looked.held.items():
+        kind, may_be_parts = dtensor_class(), _may_be_parts([*collected.held.values()])
+        for name, one in collected.held.items():
             value: Any = one
             key: Any = None
             if isinstance(value, kind):
@@ -336,11 +336,11 @@ class _Holding(Together):
                     known[key] = found
             kinds.append(found[0])
             specs.append(found[1])
-        return Mine([*looked.held], specs, kinds, [*numbers], {})
+        return Mine([*collected.held], specs, kinds, [*numbers], {})
 
     def __init__(self, tensors: Mapping[str, Any], peers: Peers) -> None:
         held: Any = tensors
-        super().__init__(lambda: Looked(held, {}), peers)
+        super().__init__(lambda: Collected(held, {}), peers)
 
     def holders(self) -> Mapping[str, Holders]:
         """Return the ranks that hold each tensor, and their parts."""

@@ -264,7 +264,7 @@ def _save_together(
     # Imported here: most saves are of one process.
     from ingot._ranks.peers import Peers
 
-    from ._save_by_ranks import Files, Together, look, write, write_later
+    from ._save_by_ranks import Files, Together, collect, write, write_later
 
     peers = Peers(process_group)
     arguments: list[tuple[_Asked, Place]] = []
@@ -285,7 +285,7 @@ def _save_together(
     with peers.step(f"looking at {place.directory}"):
         if not peers.rank:
             place.check(how.existing)
-    together = Together(partial(look, own, _shared), peers)
+    together = Together(partial(collect, own, _shared), peers)
     specs = {name: spec for name, spec in together.specs.items() if name not in together.shared}
     # In one process the storages of empty tensors are equal.
     homes = {name: name if spec.nbytes else None for name, spec in specs.items()}

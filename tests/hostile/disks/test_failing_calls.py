@@ -101,8 +101,8 @@ def test_writers_keep_the_old_file_if_a_step_fails(
 ) -> None:
     name = f"{name}.safetensors"
     number = getattr(errno, fault.partition("error=")[2])
-    for writer, (found, changed, let_go) in attempts(models, fault, name=name).items():
-        assert let_go is True, f"{writer} holds {let_go}"
+    for writer, (found, changed, is_released) in attempts(models, fault, name=name).items():
+        assert is_released is True, f"{writer} holds {is_released}"
         if writer in spared:
             assert found is None, writer
             continue
@@ -132,14 +132,14 @@ def test_in_place_save_reserves_before_it_writes(models: Path, name: str, fault:
     program = WRITERS + IN_PLACE + ATTEMPTS
     found = traced(program, name, "durable", *WRITTEN_IN_PLACE, folder=models, inject=[fault]).said()
     assert sorted(found) == sorted(WRITTEN_IN_PLACE)
-    for writer, ((_, code, _, _), changed, let_go) in found.items():
-        assert (code, changed, let_go) == (number, [], True), writer
+    for writer, ((_, code, _, _), changed, is_released) in found.items():
+        assert (code, changed, is_released) == (number, [], True), writer
 
 
 def test_writers_report_a_directory_that_cannot_be_flushed(models: Path) -> None:
     found = attempts(models, "fsync,fdatasync:error=EIO", only=models)
-    for writer, (fault, changed, let_go) in found.items():
-        assert let_go is True, writer
+    for writer, (fault, changed, is_released) in found.items():
+        assert is_released is True, writer
         # A checkpoint is in a directory of its own.
         if writer != "split":
             assert fault[1] == errno.EIO, writer
@@ -150,8 +150,8 @@ def test_writers_report_a_directory_that_cannot_be_flushed(models: Path) -> None
 @pytest.mark.parametrize("number", ["EMFILE", "EROFS"])
 def test_writers_keep_the_old_file_if_none_can_be_created(models: Path, number: str) -> None:
     found = attempts(models, f"openat,openat2,open:error={number}", only=models)
-    for writer, (fault, changed, let_go) in found.items():
-        assert let_go is True, writer
+    for writer, (fault, changed, is_released) in found.items():
+        assert is_released is True, writer
         if writer != "split":
             assert fault is not None, writer
             assert fault[1] == getattr(errno, number), writer

@@ -7,7 +7,7 @@ use ingot_format::safetensors::{TensorView, serialize};
 use ingot_format::to_usize;
 
 use crate::error::{Error, Failure};
-use crate::file::{Archive, Given, MemorySource, Origin, Tensor};
+use crate::file::{Archive, MemorySource, OpenSource, Origin, Tensor};
 use crate::memory::Region;
 use crate::options::OpenOptions;
 
@@ -32,6 +32,6 @@ pub(crate) fn copied<'a>(
         .collect::<Result<Vec<_>, _>>();
     let bytes = views.and_then(|views| serialize(views, metadata));
     let bytes = bytes.map_err(|fault| Failure::Unstorable(fault).about(path, None))?;
-    let source = Origin::Other(Box::new(Given::new(MemorySource::new(bytes))));
+    let source = Origin::Other(Box::new(OpenSource::new(MemorySource::new(bytes))));
     Archive::of(source, path, &OpenOptions::default(), None)
 }

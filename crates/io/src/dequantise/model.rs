@@ -100,8 +100,8 @@ impl Model<'_> {
         inputs: u64,
         scales: &Part,
     ) -> Result<(), Error> {
-        if let Some(told) = self.config.number("bits").filter(|told| *told != bits) {
-            let reason = format!("config.json has {told} bits, and the tensors have {bits}");
+        if let Some(stated) = self.config.number("bits").filter(|stated| *stated != bits) {
+            let reason = format!("config.json has {stated} bits, and the tensors have {bits}");
             return Err(self.refuse(&weight.name, reason));
         }
         let size = ["group_size", "q_group_size"]

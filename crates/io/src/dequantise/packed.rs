@@ -135,15 +135,15 @@ impl Packed {
 /// Return the packing in which `columns` columns fill the packed tensor. If several do, the configuration decides.
 fn packing_of(model: &Model<'_>, weight: &Part, columns: u64) -> Result<Packing, Error> {
     let fits = |bits: &u64| (Packing { bits: *bits }).words(columns) == weight.columns();
-    let told = model
+    let stated = model
         .config
         .weights()
         .filter_map(|weights| weights.get("num_bits")?.as_u64());
-    let told: Vec<u64> = told.collect();
-    let known = if told.is_empty() {
+    let stated: Vec<u64> = stated.collect();
+    let known = if stated.is_empty() {
         [4, 8].into_iter().chain(1..=8).collect()
     } else {
-        told
+        stated
     };
     let found = known.iter().find(|bits| (1..=8).contains(*bits) && fits(bits));
     found.map(|&bits| Packing { bits }).ok_or_else(|| {

@@ -216,20 +216,20 @@ impl Ring {
     fn watch(self: &Arc<Ring>) -> bool {
         let (ring, idle) = (Arc::downgrade(self), Arc::clone(&self.idle));
         let watch = move || {
-            let mut is_let_go = idle.wait();
-            while ring.upgrade().is_some_and(|ring| ring.is_used(is_let_go)) {
-                is_let_go = idle.wait();
+            let mut is_released = idle.wait();
+            while ring.upgrade().is_some_and(|ring| ring.is_used(is_released)) {
+                is_released = idle.wait();
             }
         };
         let thread = thread::Builder::new().name("ingot-pinned".to_owned());
         thread.spawn(watch).is_ok()
     }
 
-    /// Free the slots that no copy uses, if the ring has been idle for long enough or `is_let_go`. Return whether slots
+    /// Free the slots that no copy uses, if the ring has been idle for long enough or `is_released`. Return whether slots
     /// are left.
-    fn is_used(&self, is_let_go: bool) -> bool {
+    fn is_used(&self, is_released: bool) -> bool {
         let is_idle = locked(&self.state).used.elapsed() >= IDLE;
-        if is_let_go || is_idle {
+        if is_released || is_idle {
             self.give_back();
         }
         let mut state = locked(&self.state);
@@ -238,7 +238,7 @@ impl Ring {
     }
 
     /// Frees the memory that no copy uses now, instead of after some idle time.
-    pub(crate) fn let_go(&self) {
+    pub(crate) fn release_unused(&self) {
         self.idle.end();
     }
 
@@ -528,24 +528,24 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_when_it_is_idle_and_when_that_is_asked_for_and_not_before() {
-        for (is_let_go, is_idle, is_left) in
+        for (is_released, is_idle, is_left) in
             [(false, false, true), (true, false, false), (false, true, false)]
         {
             let (fake, _device) = used();
             if is_idle {
                 locked(&fake.ring.state).used = Instant::now().checked_sub(IDLE).unwrap();
             }
-            assert_eq!(fake.ring.is_used(is_let_go), is_left, "{is_let_go} {is_idle}");
+            assert_eq!(fake.ring.is_used(is_released), is_left, "{is_released} {is_idle}");
             assert_eq!(locked(&fake.ring.state).is_watched, is_left);
             assert_eq!(fake.counters().pinned > 0, is_left);
         }
     }
 
     #[test]
-    fn memory_that_is_let_go_is_given_back_by_another_thread() {
+    fn released_memory_is_freed_by_another_thread() {
         let (fake, _device) = used();
         assert!(fake.counters().pinned > 0);
-        fake.ring.let_go();
+        fake.ring.release_unused();
         let begun = Instant::now();
         while fake.counters().pinned > 0 {
             assert!(begun.elapsed() < Duration::from_secs(60), "nobody gives it back");

@@ -57,7 +57,7 @@ pub fn release_pinned() {
         return;
     }
     let systems = locked(&SYSTEMS);
-    systems.values().for_each(|system| system.ring.let_go());
+    systems.values().for_each(|system| system.ring.release_unused());
 }
 
 impl System {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ingot_format::{Entry, Header, Index, Selection, SelectionError, StopFlag, saturating_usize, to_usize};
 
 use super::local::LocalFile;
-use super::source::{Given, ReadAt, Source, read_exactly, read_header};
+use super::source::{OpenSource, ReadAt, Source, read_exactly, read_header};
 use crate::error::{Error, Failure, InFile};
 use crate::memory::{Region, alignment};
 use crate::options::{OpenOptions, ShardHeader, THREADS_VARIABLE};
@@ -55,7 +55,7 @@ impl Archive {
     /// # Errors
     /// [`Failure::Header`] and [`Failure::Read`], as for [`Archive::open`].
     pub fn from_source(source: impl Source + 'static, options: &OpenOptions) -> Result<Archive, Error> {
-        let source = Origin::Other(Box::new(Given::new(source)));
+        let source = Origin::Other(Box::new(OpenSource::new(source)));
         Archive::of(source, None, options, None)
     }
 

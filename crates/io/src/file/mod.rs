@@ -14,5 +14,5 @@ pub use archive::{Archive, Origin, Tensor, TensorId};
 pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest, threads_of_environment};
 pub use local::LocalFile;
 pub(crate) use local::{Place, is_in_its_place, most_open};
-pub(crate) use source::{Given, Stream, read_exactly};
 pub use source::{MemorySource, ReadAt, Source, read_header};
+pub(crate) use source::{OpenSource, Stream, read_exactly};

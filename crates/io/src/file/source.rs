@@ -112,16 +112,16 @@ impl<B: AsRef<[u8]> + Send + Sync> Source for MemorySource<B> {
 }
 
 /// A [`Source`], with its size and version at the opening.
-pub(crate) struct Given<S> {
+pub(crate) struct OpenSource<S> {
     source: S,
     nbytes: u64,
     version: Option<String>,
 }
 
-impl<S: Source> Given<S> {
+impl<S: Source> OpenSource<S> {
     /// Asks `source` for its size and version.
-    pub(crate) fn new(source: S) -> Given<S> {
-        Given {
+    pub(crate) fn new(source: S) -> OpenSource<S> {
+        OpenSource {
             nbytes: source.nbytes(),
             version: source.version(),
             source,
@@ -129,13 +129,13 @@ impl<S: Source> Given<S> {
     }
 }
 
-impl<S> fmt::Debug for Given<S> {
+impl<S> fmt::Debug for OpenSource<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Given({} bytes)", self.nbytes)
+        write!(f, "OpenSource({} bytes)", self.nbytes)
     }
 }
 
-impl<S: Source> ReadAt for Given<S> {
+impl<S: Source> ReadAt for OpenSource<S> {
     fn nbytes(&self) -> u64 {
         self.nbytes
     }

@@ -69,7 +69,7 @@ pub fn download(
     }
     match source {
         Downloadable::Cached(cached) => copy(&cached, target, how, watch),
-        Downloadable::Remote(source) => one(source, target, how, watch),
+        Downloadable::Remote(source) => download_file(source, target, how, watch),
         Downloadable::Model(model) => Ready::new(*model, target, how, &Silent(watch))?.fetch(how, watch),
     }
 }
@@ -183,7 +183,7 @@ fn named(path: &Path, name: &str) -> Result<PathBuf, Fault> {
 }
 
 /// Download a single file.
-fn one(
+fn download_file(
     source: VersionedSource,
     path: PathBuf,
     how: &DownloadOptions,

@@ -442,7 +442,7 @@ impl<'f> Session<'f> {
             (Err(error), Some(remote)) if lacks_shards(&error) => {
                 self.shards(path.to_owned(), read_index(path)?, remote)
             }
-            (opened, _) => Ok(opened?.because(CACHED)),
+            (opened, _) => Ok(opened?.with_reason(CACHED)),
         }
     }
 }

@@ -409,7 +409,7 @@ impl PartSender<'_, '_> {
         }
         for part in 0..self.plan.count {
             let mut buffer = loop {
-                if !self.team.look() {
+                if !self.team.poll() {
                     return Ok(());
                 }
                 if let Some(buffer) = self.ring.empty(POLL) {

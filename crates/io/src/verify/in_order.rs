@@ -48,7 +48,7 @@ impl Witness for Queue<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::file::{Given, MemorySource};
+    use crate::file::{MemorySource, OpenSource};
     use crate::sync::{in_every_order, thread};
     use crate::watch::Unwatched;
 
@@ -56,7 +56,7 @@ mod tests {
     fn bytes_come_in_their_order() {
         for len in [0, 1, (5 << 20) + 1] {
             let bytes: Vec<u8> = (0_usize..len).map(|at| at.to_le_bytes()[1]).collect();
-            let source = Given::new(MemorySource::new(bytes.clone()));
+            let source = OpenSource::new(MemorySource::new(bytes.clone()));
             let mut found = Vec::new();
             read_in_order(&source, &mut |piece| found.extend_from_slice(piece), &Unwatched).unwrap();
             assert!(found == bytes, "{len} bytes");

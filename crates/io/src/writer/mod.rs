@@ -6,7 +6,6 @@
 //! space for the header.
 
 mod append;
-mod aside;
 mod coverage;
 mod fill;
 mod foreign;
@@ -18,6 +17,7 @@ pub(crate) mod journal_model;
 #[path = "tests/model.rs"]
 mod model;
 mod preamble;
+mod temporary_file;
 
 use std::fs::File;
 use std::io;
@@ -40,8 +40,8 @@ use crate::save::{Temp, journal_fault};
 use crate::watch::Watch;
 
 pub use append::Appender;
-pub use aside::Aside;
 pub use foreign::ForeignFile;
+pub use temporary_file::TemporaryFile;
 
 /// How often, and after what pause, [`Writer::join`] tries to finish a file that other processes have open.
 const TRIES: usize = 100;
@@ -199,8 +199,8 @@ impl Writer {
 
     /// The path of the temporary file, which exists until the commit.
     #[must_use]
-    pub fn draft_path(&self) -> PathBuf {
-        self.temp.draft_path()
+    pub fn temporary_path(&self) -> PathBuf {
+        self.temp.temporary_path()
     }
 
     /// Write the elements of the tensor `name` that `index` selects; an empty index selects all. `payload` holds their bytes,

@@ -49,13 +49,13 @@ pub(crate) fn saves_and_loads() -> Result<String, SafeTensorError> {
 
     let buffer = std::fs::read(&path)?;
     let model = SafeTensors::deserialize(&buffer)?;
-    let mut told = format!("{} tensors, empty: {}\n", model.len(), model.is_empty());
+    let mut output = format!("{} tensors, empty: {}\n", model.len(), model.is_empty());
     let mut names = model.names();
     names.sort_unstable();
     for name in names {
         let tensor = model.tensor(name)?;
         let _ = writeln!(
-            told,
+            output,
             "{name} {:?} {:?} {:?}",
             tensor.dtype(),
             tensor.shape(),
@@ -65,18 +65,18 @@ pub(crate) fn saves_and_loads() -> Result<String, SafeTensorError> {
     let mut tensors: Vec<(String, TensorView<'_>)> = model.tensors();
     tensors.sort_by(|a, b| a.0.cmp(&b.0));
     for (name, tensor) in &tensors {
-        let _ = writeln!(told, "{name} {tensor:?}");
+        let _ = writeln!(output, "{name} {tensor:?}");
     }
     let _ = writeln!(
-        told,
+        output,
         "{}",
         model
             .iter()
             .map(|(name, tensor)| name.len() + tensor.data().len())
             .sum::<usize>()
     );
-    let _ = writeln!(told, "{buffer:?}");
-    Ok(told)
+    let _ = writeln!(output, "{buffer:?}");
+    Ok(output)
 }
 
 struct Matrix {
@@ -144,18 +144,18 @@ fn a_file() -> Result<Vec<u8>, SafeTensorError> {
 pub(crate) fn lists_a_file() -> Result<String, SafeTensorError> {
     let buffer = a_file()?;
     let (header_nbytes, metadata) = SafeTensors::read_metadata(&buffer)?;
-    let mut told = format!(
+    let mut output = format!(
         "{header_nbytes} {} {:?}\n",
         metadata.data_len(),
         metadata.offset_keys()
     );
     if let Some(text) = metadata.metadata() {
-        let _ = writeln!(told, "{:?}", text.get("step").map(String::as_str));
+        let _ = writeln!(output, "{:?}", text.get("step").map(String::as_str));
     }
     for name in metadata.offset_keys() {
         let info: &TensorInfo = metadata.info(&name).expect("it is listed");
         let _ = writeln!(
-            told,
+            output,
             "{name}: {:?} {:?} {:?}",
             info.dtype, info.shape, info.data_offsets
         );
@@ -165,8 +165,8 @@ pub(crate) fn lists_a_file() -> Result<String, SafeTensorError> {
         .values()
         .map(|info| info.shape.iter().product::<usize>())
         .sum();
-    let _ = writeln!(told, "{total} {:?}", metadata.info("nothing").is_none());
-    Ok(told)
+    let _ = writeln!(output, "{total} {:?}", metadata.info("nothing").is_none());
+    Ok(output)
 }
 
 pub(crate) fn reads_only_the_header() -> Result<String, SafeTensorError> {
@@ -214,7 +214,7 @@ pub(crate) fn takes_columns() -> Result<String, SafeTensorError> {
     let buffer = a_file()?;
     let model = SafeTensors::deserialize(&buffer)?;
     let tensor = model.tensor("embedding")?;
-    let mut told = String::new();
+    let mut output = String::new();
     let slices = [
         tensor.slice(2),
         tensor.slice(1..3),
@@ -232,35 +232,35 @@ pub(crate) fn takes_columns() -> Result<String, SafeTensorError> {
             Ok(parts) => {
                 let (shape, expected) = (parts.newshape(), parts.remaining_byte_len());
                 let taken: Vec<u8> = parts.into_iter().flat_map(<[u8]>::to_vec).collect();
-                let _ = writeln!(told, "{shape:?} {expected} {taken:?}");
+                let _ = writeln!(output, "{shape:?} {expected} {taken:?}");
             }
             Err(fault) => {
-                let _ = writeln!(told, "{fault:?}");
+                let _ = writeln!(output, "{fault:?}");
             }
         }
     }
-    Ok(told)
+    Ok(output)
 }
 
 pub(crate) fn shards_by_rank() -> Result<String, SafeTensorError> {
     let buffer = a_file()?;
     let model = SafeTensors::deserialize(&buffer)?;
     let tensor = model.tensor("attention")?;
-    let mut told = String::new();
+    let mut output = String::new();
     for rank in 0..2 {
         let part = TensorIndexer::Narrow(
             Bound::Included(rank * 2),
             Bound::Excluded(rank * 2 + 2),
             NonZeroUsize::MIN,
         );
-        let _ = write!(told, "{part} ");
+        let _ = write!(output, "{part} ");
         let slices = [TensorIndexer::from(..), part];
         let parts = tensor.sliced_data(&slices).expect("it divides");
         let shape = parts.newshape();
         let data = parts.collect::<Vec<_>>().concat();
-        let _ = writeln!(told, "{:?}", TensorView::new(tensor.dtype(), shape, &data)?);
+        let _ = writeln!(output, "{:?}", TensorView::new(tensor.dtype(), shape, &data)?);
     }
-    Ok(told)
+    Ok(output)
 }
 
 pub(crate) fn looks_at_errors() -> Result<String, SafeTensorError> {

@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use crate::fault::{Fault, FaultKind, Result};
-use crate::http::aside::aside;
+use crate::http::helper::on_helper_thread;
 use crate::http::pace::{Deadline, TICK};
 use crate::network;
 use crate::system::connect;
@@ -40,7 +40,7 @@ fn resolve(host: &str, port: u16, is_public: bool, deadline: Deadline<'_>) -> Re
         Ok(address) => Ok(vec![SocketAddr::new(address, port)]),
         Err(_) => {
             let name = (host.to_owned(), port);
-            aside(move || Ok(name.to_socket_addrs()?.collect::<Vec<_>>()), deadline)?
+            on_helper_thread(move || Ok(name.to_socket_addrs()?.collect::<Vec<_>>()), deadline)?
         }
     };
     let found = found.map_err(|fault| {

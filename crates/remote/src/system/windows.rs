@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::drive::without_root_of_drive;
 use crate::fault::Result;
-use crate::http::aside::aside;
+use crate::http::helper::on_helper_thread;
 use crate::http::pace::Deadline;
 
 /// The variable that names the folder in which gcloud has its own folder.
@@ -23,6 +23,6 @@ pub(crate) fn path_of_url(bytes: Vec<u8>) -> Result<PathBuf, &'static str> {
 pub(crate) fn connect(address: SocketAddr, deadline: Deadline<'_>) -> Result<io::Result<TcpStream>> {
     match deadline.left()? {
         Duration::ZERO => Ok(Err(io::ErrorKind::TimedOut.into())),
-        left => aside(move || TcpStream::connect_timeout(&address, left), deadline),
+        left => on_helper_thread(move || TcpStream::connect_timeout(&address, left), deadline),
     }
 }

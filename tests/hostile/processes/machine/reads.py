@@ -31,7 +31,7 @@ class Reads(Folder):
         try:
             for held in self.held:
                 self.read_or_be_told("all", held)
-                self.let_go(held)
+                self.release(held)
         finally:
             shutil.rmtree(self.folder)
 
@@ -45,14 +45,14 @@ class Reads(Folder):
             handle = pickle.loads(pickle.dumps(handle))
         self.held.append(Held(handle, self.models[name], path.stat().st_ino))
         if len(self.held) > MOST_HANDLES:
-            self.let_go(self.held.pop(0))
+            self.release(self.held.pop(0))
 
     @precondition(has_held)
     @rule(which=ANY)
     def close(self, which: int) -> None:
-        self.let_go(self.held.pop(which % len(self.held)))
+        self.release(self.held.pop(which % len(self.held)))
 
-    def let_go(self, held: Held) -> None:
+    def release(self, held: Held) -> None:
         held.handle.close()
         with pytest.raises(ingot.ClosedError):
             held.handle.keys()

@@ -14,9 +14,9 @@ use crate::watch::Watch;
 const LATE: Duration = Duration::from_secs(30);
 
 /// Stops when the flag is set.
-struct Told<'a>(&'a AtomicBool);
+struct Flag<'a>(&'a AtomicBool);
 
-impl Watch for Told<'_> {
+impl Watch for Flag<'_> {
     fn interrupted(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -46,7 +46,7 @@ fn beside_a_busy_stream(fake: &Fake, devices: &[Device], work: impl FnOnce(&Arch
     fake.busy(true);
     thread::scope(|scope| {
         let (archive, is_over) = (&archive, &is_over);
-        scope.spawn(move || load_beside(fake, &devices[0], Neighbour::DEFAULT, archive, &Told(is_over)));
+        scope.spawn(move || load_beside(fake, &devices[0], Neighbour::DEFAULT, archive, &Flag(is_over)));
         while fake.counters().copies < to_u64(MOST_HELD_UP) {
             thread::yield_now();
         }

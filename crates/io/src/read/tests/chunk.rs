@@ -3,7 +3,7 @@ use std::num::NonZeroUsize;
 
 use super::super::run::reading;
 use super::*;
-use crate::file::{Given, MemorySource};
+use crate::file::{MemorySource, OpenSource};
 use crate::memory::Block;
 use crate::options::ReadOptions;
 use ingot_format::Index;
@@ -49,7 +49,7 @@ fn chunks_are_as_many_for_each_thread_that_all_end_together() {
     let options = ReadOptions {
         threads: NonZeroUsize::new(4),
     };
-    let source = Given::new(MemorySource::new(Vec::new()));
+    let source = OpenSource::new(MemorySource::new(Vec::new()));
     // A sixteenth, in whole huge pages.
     assert_eq!(reading(&plan, &[&source], &options).chunk_nbytes, 4 * MIB);
 }

@@ -7,7 +7,7 @@ use std::sync::Mutex;
 
 use crate::convert::convert;
 use crate::error::Failure;
-use crate::file::{Archive, Given, MemorySource, Origin, ReadAt};
+use crate::file::{Archive, MemorySource, OpenSource, Origin, ReadAt};
 use crate::memory::Dest;
 use crate::options::{Backend, OpenOptions, ReadOptions};
 use crate::read::input::Witness;
@@ -104,7 +104,7 @@ fn archive(kind: Kind, path: &Path, bytes: &[u8]) -> Archive {
     match kind {
         Kind::Mapped => open(Backend::Mmap),
         Kind::File => open(Backend::Pread),
-        Kind::Memory => of(Box::new(Given::new(MemorySource::new(bytes.to_vec())))),
+        Kind::Memory => of(Box::new(OpenSource::new(MemorySource::new(bytes.to_vec())))),
         Kind::Short => odd(0),
         Kind::Stream(gap_nbytes) => odd(gap_nbytes),
     }

@@ -129,7 +129,7 @@ impl Temp {
     }
 
     /// The path of the temporary file.
-    pub(crate) fn draft_path(&self) -> PathBuf {
+    pub(crate) fn temporary_path(&self) -> PathBuf {
         self.entry.directory.path(self.name())
     }
 

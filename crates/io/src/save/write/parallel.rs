@@ -116,7 +116,7 @@ impl PieceWriter<'_, '_> {
     /// Write all pieces on this thread.
     fn work_alone(&self) -> Result<(), Error> {
         let mut buffers = Buffers::default();
-        for piece in (0..self.pieces.count()).take_while(|_| self.team.look()) {
+        for piece in (0..self.pieces.count()).take_while(|_| self.team.poll()) {
             self.write_pieces(piece..piece + 1, &mut buffers)
                 .step(step::WRITE)?;
         }
@@ -235,7 +235,7 @@ impl PieceWriter<'_, '_> {
         let _closing = Closing(&self.ring);
         for &piece in &self.pieces.fetched {
             let mut buffer = loop {
-                if !self.team.look() {
+                if !self.team.poll() {
                     return Ok(());
                 }
                 if let Some(buffer) = self.ring.empty(POLL) {

@@ -170,7 +170,7 @@ impl World {
             Step::Commit(who) => self.tell(party(who), COMMIT, 0, Journal::commit),
             Step::Abandon(who) => self.tell(party(who), ABANDON, 0, Journal::abandon),
             Step::TakeOver(who) => self.tell(party(who), TAKE_OVER, 0, Journal::take_over),
-            Step::Look(who) => self.look(party(who)),
+            Step::Look(who) => self.check_end(party(who)),
             Step::Forge(kind, number, ref ranges) => self.forge(kind, number, ranges),
             Step::Scribble(ref bytes) => self.scribble(bytes),
         }
@@ -222,7 +222,7 @@ impl World {
         self.has_read(who, found, expected)
     }
 
-    fn look(&mut self, who: usize) -> Result<(), String> {
+    fn check_end(&mut self, who: usize) -> Result<(), String> {
         let found = self.journals[who].end_now();
         let expected = (!self.now.is_broken).then_some(self.now.end);
         self.has_read(who, found, expected)

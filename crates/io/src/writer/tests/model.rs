@@ -52,11 +52,11 @@ fn steps() -> impl Strategy<Value = Vec<Action>> {
 struct Expected {
     /// The contents of the file at the path.
     file: Option<Vec<u8>>,
-    draft: Option<ExpectedDraft>,
+    temporary: Option<ExpectedTemporary>,
 }
 
 #[derive(Default)]
-struct ExpectedDraft {
+struct ExpectedTemporary {
     founder: Option<usize>,
     here: BTreeSet<usize>,
     cells: BTreeMap<u64, u8>,
@@ -114,33 +114,34 @@ impl World<'_> {
         let begun = Writer::create(self.path, &[spec], None, format, &layout, &OPTIONS, &Unwatched);
         if self
             .model
-            .draft
+            .temporary
             .as_ref()
-            .is_some_and(|draft| !draft.here.is_empty())
+            .is_some_and(|temporary| !temporary.here.is_empty())
         {
             prop_assert_eq!(code(begun.map(drop)), "busy");
             return Ok(());
         }
         let id = self.add(begun.unwrap());
-        self.model.draft = Some(ExpectedDraft {
+        self.model.temporary = Some(ExpectedTemporary {
             founder: Some(id),
             here: BTreeSet::from([id]),
-            ..ExpectedDraft::default()
+            ..ExpectedTemporary::default()
         });
         Ok(())
     }
 
     fn join(&mut self, finish: bool) -> Result<(), TestCaseError> {
         // A commit waits long for writers that have not left.
-        let draft = self.model.draft.as_ref();
-        let waits = draft.is_some_and(|draft| draft.founder.is_none() && !draft.here.is_empty());
+        let temporary = self.model.temporary.as_ref();
+        let waits =
+            temporary.is_some_and(|temporary| temporary.founder.is_none() && !temporary.here.is_empty());
         if waits && finish {
             return Ok(());
         }
         let joined = Writer::join(self.path, finish, &OPTIONS, &Unwatched);
-        let expected = match draft {
+        let expected = match temporary {
             None => Err("nothing-to-join"),
-            Some(draft) if draft.founder.is_some() => Ok(false),
+            Some(temporary) if temporary.founder.is_some() => Ok(false),
             Some(_) if !finish => Err("orphaned"),
             Some(_) => Ok(true),
         };
@@ -150,11 +151,11 @@ impl World<'_> {
                 let joined = joined.unwrap();
                 prop_assert_eq!(joined.is_founder, is_founder);
                 let id = self.add(joined);
-                let draft = self.model.draft.as_mut().unwrap();
-                draft.here.insert(id);
+                let temporary = self.model.temporary.as_mut().unwrap();
+                temporary.here.insert(id);
                 if is_founder {
-                    draft.founder = Some(id);
-                    draft.claimed.clear();
+                    temporary.founder = Some(id);
+                    temporary.claimed.clear();
                 }
             }
         }
@@ -163,8 +164,10 @@ impl World<'_> {
 
     /// Return the reason why writer `id` cannot continue, or `None` if it can.
     fn refusal(&self, id: usize) -> Option<&'static str> {
-        match &self.model.draft {
-            Some(draft) if draft.here.contains(&id) => draft.founder.is_none().then_some("orphaned"),
+        match &self.model.temporary {
+            Some(temporary) if temporary.here.contains(&id) => {
+                temporary.founder.is_none().then_some("orphaned")
+            }
             // Its file has ended, one way or the other.
             _ => Some("ended"),
         }
@@ -176,14 +179,14 @@ impl World<'_> {
         let bytes = [value];
         let payload = Payload::from(&bytes[..]);
         let written = self.writers[&id].write("a", &[at], Dtype::U8, &[], &payload, &Unwatched);
-        let Some(draft) = self.model.draft.as_mut().filter(|_| refusal.is_none()) else {
+        let Some(temporary) = self.model.temporary.as_mut().filter(|_| refusal.is_none()) else {
             return ended(refusal, &code(written));
         };
-        let taken = draft.cells.contains_key(&cell) || draft.claimed.contains(&cell);
+        let taken = temporary.cells.contains_key(&cell) || temporary.claimed.contains(&cell);
         prop_assert_eq!(code(written), if taken { "filled-twice" } else { "" });
-        draft.cells.entry(cell).or_insert(value);
-        if draft.claimed.contains(&cell) {
-            draft.cells.remove(&cell);
+        temporary.cells.entry(cell).or_insert(value);
+        if temporary.claimed.contains(&cell) {
+            temporary.cells.remove(&cell);
         }
         Ok(())
     }
@@ -192,8 +195,8 @@ impl World<'_> {
         if self.refusal(id).is_some() {
             return Ok(());
         }
-        let draft = self.model.draft.as_mut().unwrap();
-        if !draft.cells.contains_key(&cell) && draft.claimed.insert(cell) {
+        let temporary = self.model.temporary.as_mut().unwrap();
+        if !temporary.cells.contains_key(&cell) && temporary.claimed.insert(cell) {
             let range = cell..cell + 1;
             let claimed = self.writers[&id].journal.claim(std::slice::from_ref(&range));
             prop_assert!(claimed.is_ok());
@@ -204,17 +207,17 @@ impl World<'_> {
     fn commit(&mut self, id: usize) -> Result<(), TestCaseError> {
         let refusal = self.refusal(id);
         let committed = self.writers[&id].commit(&Unwatched);
-        let Some(draft) = self.model.draft.as_mut().filter(|_| refusal.is_none()) else {
+        let Some(temporary) = self.model.temporary.as_mut().filter(|_| refusal.is_none()) else {
             return ended(refusal, &code(committed));
         };
-        if u64::try_from(draft.cells.len()).unwrap() < CELLS {
+        if u64::try_from(temporary.cells.len()).unwrap() < CELLS {
             let code = code(committed);
             prop_assert!(["never-filled", "partly-filled"].contains(&&*code), "{}", code);
             return Ok(());
         }
         prop_assert_eq!(code(committed), "");
-        self.model.file = Some(draft.cells.values().copied().collect());
-        self.model.draft = None;
+        self.model.file = Some(temporary.cells.values().copied().collect());
+        self.model.temporary = None;
         Ok(())
     }
 
@@ -225,13 +228,13 @@ impl World<'_> {
             writer.is_founder = false;
         }
         drop(writer);
-        if let Some(draft) = self.model.draft.as_mut()
-            && draft.here.remove(&id)
-            && draft.founder == Some(id)
+        if let Some(temporary) = self.model.temporary.as_mut()
+            && temporary.here.remove(&id)
+            && temporary.founder == Some(id)
         {
-            draft.founder = None;
+            temporary.founder = None;
             if !dies {
-                self.model.draft = None;
+                self.model.temporary = None;
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::asker::{Asker, element};
 use super::shown;
 use crate::credentials::{Credential, Credentials, Identity, Keys, Secret, Wanted};
 use crate::fault::{Fault, FaultKind, Result};
-use crate::http::aside::aside;
+use crate::http::helper::on_helper_thread;
 use crate::http::message::HttpRequest;
 use crate::http::pace::Deadline;
 use crate::options::RemoteOptions;
@@ -34,7 +34,7 @@ impl Provider {
     fn ask(&self, wanted: &Wanted, deadline: Deadline<'_>) -> Result<Identity> {
         let (provider, wanted) = (Arc::clone(&self.0), wanted.clone());
         let (source, begun) = (wanted.source.clone(), Instant::now());
-        let answer = aside(move || provider.identity(&wanted), deadline)?;
+        let answer = on_helper_thread(move || provider.identity(&wanted), deadline)?;
         if deadline.left()?.is_zero() && answer.is_err() {
             return Err(FaultKind::Slow("the provider did not answer", begun.elapsed()).into());
         }

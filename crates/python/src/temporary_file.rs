@@ -59,14 +59,14 @@ pub(crate) fn check_destination(
 
 /// A temporary file that callers fill before it is renamed. See `_native.pyi`.
 #[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Aside {
-    draft_path: OsString,
+pub(crate) struct TemporaryFile {
+    temporary_path: OsString,
     /// `None` once closed.
-    aside: Mutex<Option<ingot_io::binding::Aside>>,
+    file: Mutex<Option<ingot_io::binding::TemporaryFile>>,
 }
 
 #[pymethods]
-impl Aside {
+impl TemporaryFile {
     #[staticmethod]
     #[pyo3(signature = (path, *, durable = true, overwrite = false, replace_read_only = false))]
     fn create(
@@ -75,29 +75,29 @@ impl Aside {
         durable: bool,
         overwrite: bool,
         replace_read_only: bool,
-    ) -> PyResult<Aside> {
+    ) -> PyResult<TemporaryFile> {
         let path = file_path(path)?;
         let options = save_options(durable, overwrite, replace_read_only);
-        let aside = Signals::detach(py, |signals| {
-            ingot_io::binding::Aside::create(&path, &options, signals)
+        let file = Signals::detach(py, |signals| {
+            ingot_io::binding::TemporaryFile::create(&path, &options, signals)
         })?;
-        Ok(Aside {
-            draft_path: aside.draft_path().unwrap_or_default().into_os_string(),
-            aside: Mutex::new(Some(aside)),
+        Ok(TemporaryFile {
+            temporary_path: file.temporary_path().unwrap_or_default().into_os_string(),
+            file: Mutex::new(Some(file)),
         })
     }
 
     #[getter]
-    fn draft_path(&self) -> &OsStr {
-        &self.draft_path
+    fn temporary_path(&self) -> &OsStr {
+        &self.temporary_path
     }
 
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         Signals::detach(py, |signals| {
             // The lock is released first, because a child after a fork would wait for it forever.
-            let mut aside = self.locked().take().ok_or(Failure::Closed)?;
-            let committed = aside.commit(signals);
-            *self.locked() = Some(aside);
+            let mut file = self.locked().take().ok_or(Failure::Closed)?;
+            let committed = file.commit(signals);
+            *self.locked() = Some(file);
             committed
         })
     }
@@ -107,8 +107,8 @@ impl Aside {
     }
 }
 
-impl Aside {
-    fn locked(&self) -> MutexGuard<'_, Option<ingot_io::binding::Aside>> {
-        self.aside.lock().unwrap_or_else(PoisonError::into_inner)
+impl TemporaryFile {
+    fn locked(&self) -> MutexGuard<'_, Option<ingot_io::binding::TemporaryFile>> {
+        self.file.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -47,14 +47,14 @@ impl Drop for Permit {
 ///
 /// # Errors
 /// If the stop flag is set.
-pub(crate) fn aside<T: Send + 'static>(
+pub(crate) fn on_helper_thread<T: Send + 'static>(
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
     deadline: Deadline<'_>,
 ) -> Result<io::Result<T>> {
     counted(&COUNT, call, deadline)
 }
 
-/// Like [`aside`], as one of the calls that `count` counts.
+/// Like [`on_helper_thread`], as one of the calls that `count` counts.
 fn counted<T: Send + 'static>(
     count: &'static AtomicU64,
     call: impl FnOnce() -> io::Result<T> + Send + 'static,
@@ -75,7 +75,7 @@ fn counted<T: Send + 'static>(
         // The caller may have stopped waiting.
         let _ = sender.send(outcome);
     };
-    let thread = match thread::Builder::new().name("ingot-aside".to_owned()).spawn(call) {
+    let thread = match thread::Builder::new().name("ingot-helper".to_owned()).spawn(call) {
         Ok(thread) => thread,
         Err(fault) => return Ok(Err(fault)),
     };

@@ -9,25 +9,25 @@ use crate::watch::Watch;
 
 /// An empty file beside a path. As with a [`Writer`](crate::Writer), dropping it leaves the file at the path unchanged, and
 /// the next save to this path cleans up after a process that was killed.
-pub struct Aside {
+pub struct TemporaryFile {
     /// `None` once it is committed.
     temp: Option<Temp>,
 }
 
-impl Aside {
+impl TemporaryFile {
     /// Make the file.
     ///
     /// # Errors
     /// [`Failure::Write`]; [`Failure::Edit`] if another writer fills a file for this path, or a file cannot be made there.
-    pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<Aside, Error> {
+    pub fn create(path: &Path, options: &SaveOptions, watch: &dyn Watch) -> Result<TemporaryFile, Error> {
         let temp = Some(Temp::create(path, 0, options, watch)?);
-        Ok(Aside { temp })
+        Ok(TemporaryFile { temp })
     }
 
     /// The path of the temporary file, which exists until the commit.
     #[must_use]
-    pub fn draft_path(&self) -> Option<PathBuf> {
-        self.temp.as_ref().map(Temp::draft_path)
+    pub fn temporary_path(&self) -> Option<PathBuf> {
+        self.temp.as_ref().map(Temp::temporary_path)
     }
 
     /// Rename the file to its path. Later calls do nothing.
