@@ -380,7 +380,7 @@ function supported(found, texts, role) {
       (found === null && !isKnown && source.bases && !texts["config.json"])
     ) continue;
     if (candidates[0] === "*" || candidates.includes(told)) {
-      [base, shown, candidates] = [told, `${told} (${where})`, []];
+      [base, shown, candidates] = [told, `${source.bases ? "" : "base model: "}${told} (${where})`, []];
     } else if (!source.bases) notes.push(`trained on ${told} (${where})`);
     else if (!agree(base, told)) {
       notes.push(`${where} says ${value}`);

@@ -24,9 +24,9 @@ export function overview(table, { openTensor, find, signal }) {
   const { stored, logical } = table.counts();
   const metadata = table.metadata();
   const config = table.model.config;
-  const isQuantised = stored.parameterTotal !== logical.parameterTotal;
   const method = config?.quantization_config?.quant_method;
   const name = nameOf(table.label);
+  const sum = (number) => number < 1000 ? String(number) : `${count(number)} (${whole(number)})`;
   const kind = h("span", {}, "…");
   const screen = h(
     "article",
@@ -39,14 +39,8 @@ export function overview(table, { openTensor, find, signal }) {
       ["Format", table.format],
       ["Files", whole(table.files.length)],
       ["Tensors", whole(table.tensors.length)],
-      [
-        "Parameters",
-        `${count(logical.parameterTotal)} (${whole(logical.parameterTotal)})`,
-      ],
-      [
-        "Parameters as stored",
-        isQuantised ? `${count(stored.parameterTotal)} (${whole(stored.parameterTotal)})` : null,
-      ],
+      ["Parameters", sum(logical)],
+      ["Parameters as stored", stored === logical ? null : sum(stored)],
       ["Quantisation", typeof method === "string" ? escapeName(method) : null],
       ["Size", `${nbytes(table.nbytes)} (${whole(table.nbytes)} bytes)`],
     ]),
@@ -74,14 +68,14 @@ function fill(place, text) {
 }
 
 /** The model in one line. */
-function leadOf(table, { parameterTotal }) {
+function leadOf(table, parameters) {
   const dtypes = [...new Set(table.tensors.map(({ dtype }) => dtype))].slice(
     0,
     4,
   ).join(", ");
   const parts = [
     many(table.tensors.length, "tensor", "tensors"),
-    `${count(parameterTotal)} parameters`,
+    `${count(parameters)} parameter${parameters === 1 ? "" : "s"}`,
     dtypes,
   ];
   return [...parts.filter(Boolean), nbytes(table.nbytes)].join(" · ");

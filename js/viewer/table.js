@@ -62,9 +62,15 @@ export class Table {
     return this.files.reduce((total, { header }) => total + header.fileSize, 0);
   }
 
-  /** Parameters as they are stored, and as they are decoded, with the number of each dtype. */
+  /**
+   * Parameters as they are stored, which are all elements, and before quantisation. The second count leaves scalars
+   * out, which makes no difference by itself.
+   */
   counts() {
-    return { stored: parameterCount(this.model, { count: "stored" }), logical: parameterCount(this.model) };
+    const stored = this.elements.reduce((sum, one) => sum + one, 0);
+    const { parameterTotal } = parameterCount(this.model);
+    const scalars = this.tensors.filter(({ shape }) => shape.length === 0).length;
+    return { stored, logical: parameterTotal + scalars === stored ? stored : parameterTotal };
   }
 
   /** The metadata of the only file, or of the index and all files together. */

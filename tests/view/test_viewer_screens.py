@@ -47,6 +47,19 @@ def test_overview_counts_as_the_command_does(viewed: Opener) -> None:
     assert "F32" in look.text()
 
 
+def test_overview_counts_scalars(viewed: Opener, tmp_path: Path) -> None:
+    scalar = numpy.array(3.25, numpy.float32)
+    for arrays, shown in (
+        ({"s": scalar}, "1"),
+        ({"logit_scale": scalar, "w": numpy.ones((2, 2), numpy.float32)}, "5"),
+    ):
+        path = save(tmp_path / "model.safetensors", arrays)
+        assert commands.good("summary", path, "--json").json()["parameters"] == int(shown)
+        look = viewed(path)
+        assert look.facts()["Parameters"] == shown
+        assert look.text("main .lead").split(" · ")[1] == ("1 parameter" if shown == "1" else "5 parameters")
+
+
 def test_overview_reads_the_header_only(viewed: Opener) -> None:
     look = viewed(minilm())
     asked = [one.url.removeprefix(look.allowed).partition("#")[0] for one in look.requests]
@@ -368,7 +381,9 @@ def test_overview_reads_the_configuration_of_an_adapter(
 ) -> None:
     path = peft(tmp_path)
     said = commands.good("summary", path, "--json").json()["kind"]["text"]
-    assert "alpha 8 (adapter_config.json)" in said
+    assert said == (
+        "LoRA, rank 4, base model: base (adapter_config.json), alpha 8 (adapter_config.json), F32"
+    )
     assert viewed(tmp_path if is_folder else path).facts()["Kind"] == said
     (tmp_path / "adapter_config.json").write_text("[")
     assert "alpha not stored" in viewed(path).facts()["Kind"]

@@ -598,6 +598,11 @@ def test_info_describes_an_adapter(tmp_path: Path) -> None:
     assert (found.base, found.modules, found.parameters) == ("me/model", ("model.layers.0.q_proj",), 20)
 
 
+def test_info_counts_every_element(tmp_path: Path) -> None:
+    adapter = saved(tmp_path, "a.safetensors", kohya())
+    assert ingot.lora.info(adapter).parameters == ingot.inspect(adapter, count="stored").parameter_total == 21
+
+
 def test_convert_bakes_alpha_in_for_diffusers(tmp_path: Path) -> None:
     name = "lora_te1_text_model_encoder_layers_0_self_attn_q_proj"
     path = saved(

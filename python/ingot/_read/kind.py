@@ -431,7 +431,8 @@ def _supported(
         ):
             continue
         if candidates == ["*"] or told in candidates:
-            base, shown, candidates = told, f"{told} ({where})", []
+            label = "" if "bases" in source else "base model: "
+            base, shown, candidates = told, f"{label}{told} ({where})", []
         elif "bases" not in source:
             notes.append(f"trained on {told} ({where})")
         elif not _agree(base, told):

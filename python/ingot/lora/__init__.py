@@ -96,13 +96,13 @@ class Adapter(Report):
     whole : tuple of str
         The tensors of the base that the adapter replaces.
     parameters : int
-        The number of elements in all tensors but the alphas.
+        The number of elements in all tensors, with the alphas.
 
     Examples
     --------
     >>> found = ingot.lora.info("adapter.safetensors")
     >>> found.kind, found.ranks, found.parameters
-    ('LoRA', (2,), 24)
+    ('LoRA', (2,), 25)
     """
 
     _path = "lora.Adapter"
@@ -314,7 +314,7 @@ def info(source: Source, **options: Unpack[HeaderOptions]) -> Adapter:
 
 def _described(adapter: Opened) -> Adapter:
     modules = [*adapter.modules.values()]
-    parts = [one for module in modules for part, one in module.parts.items() if part != "alpha"]
+    parts = [one for module in modules for one in module.parts.values()]
     return Adapter(
         adapter.path,
         " + ".join(sorted({module.kind for module in modules})),
