@@ -4,7 +4,7 @@
 import { escapeName } from "../src/errors.js";
 import { afterPaint, button, h } from "./dom.js";
 import { shortened, widthOf } from "./short.js";
-import { SORTS } from "./tree.js";
+import { firstDifference, SORTS } from "./tree.js";
 import { count, nbytes, shapeText, whole } from "./wording.js";
 
 /** Pixels, as in the style sheet. */
@@ -13,7 +13,9 @@ const ROW = 24;
 const SPARE = 8;
 /** Browsers have no taller elements than about 33 million pixels. */
 const MOST_ROWS = 1_300_000;
+/** Characters of a name; of a longer one those at its ends, and where it differs from other rows. */
 const LONGEST = 300;
+const NEAR = 60;
 
 export class Rows {
   #pool = [];
@@ -193,11 +195,12 @@ export class Rows {
 
   /** The names of rows, and what is shown of them. */
   #namesFrom(first, last) {
-    const names = Array.from({ length: Math.max(0, last - first) }, (_, n) => this.#nameOf(first + n));
+    const labels = Array.from({ length: Math.max(0, last - first) }, (_, n) => this.#labelOf(this.#nodes[first + n]));
+    const names = labels.map((label, n) => this.#nameOf(first + n, partsOf(label, labels)));
     return this.#width === 0 ? names : shortened(names);
   }
 
-  #nameOf(at) {
+  #nameOf(at, label) {
     const { tree } = this;
     const node = this.#nodes[at];
     const isBold = tree.isModule(node);
@@ -207,15 +210,12 @@ export class Rows {
     const indent = 6 + Math.min(14, this.#width / 20) * this.#indents[at];
     // The first rows are drawn without a measure.
     const room = this.#width === 0 ? 0 : this.#width - indent - 5 - widthOf(before + after, isBold);
-    const name = this.#labelOf(node);
+    const name = escapeName(label) || "(no name)";
     return { name, shown: name, before, after, room, isBold };
   }
 
   #labelOf(node) {
-    const label = this.#isFlat ? this.tree.table.tensors[this.tree.tensor[node]].name : this.tree.labels[node];
-    if (label === "") return "(no name)";
-    return escapeName(label.slice(0, LONGEST)) +
-      (label.length > LONGEST ? "…" : "");
+    return this.#isFlat ? this.tree.table.tensors[this.tree.tensor[node]].name : this.tree.labels[node];
   }
 
   #move(at) {
@@ -307,6 +307,19 @@ function rowOf(columns) {
     (_, column) => h("span", { role: "gridcell" }, column === 0 ? h("bdi") : null),
   );
   return h("div", { role: "row", class: "row" }, cells);
+}
+
+/** A very long name without the parts that do not tell it from others. */
+function partsOf(name, others) {
+  if (name.length <= LONGEST) return name;
+  const places = others.map((other) => (other === name ? 0 : firstDifference(name, other)));
+  let [text, end] = ["", 0];
+  for (const place of [0, ...places, name.length].sort((a, b) => a - b)) {
+    const from = Math.max(end, place - NEAR);
+    text += (from > end ? "…" : "") + name.slice(from, place + NEAR);
+    end = Math.max(end, place + NEAR);
+  }
+  return text;
 }
 
 /** Sets the text of a cell. An unchanged text stays, since the browser would lay it out again. */

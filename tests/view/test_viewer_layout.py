@@ -144,6 +144,20 @@ def test_rows_of_any_names_differ(viewed: Opener, tmp_path: Path) -> None:
         assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
 
 
+def test_rows_of_names_without_words_differ(viewed: Opener, tmp_path: Path) -> None:
+    # They differ at the last character, or far from both ends, where a column has no room for all before.
+    names = [*("W" * 300 + end for end in "012"), *("v" * 400 + place + "v" * 400 for place in "01")]
+    path = save(tmp_path / "names.safetensors", {name: numpy.ones(2) for name in names})
+    for width in (360, 1280):
+        look = viewed(path, viewport={"width": width, "height": 800})
+        if width == 360:
+            look.page.click("nav button:has-text('Tensors')")
+            look.page.wait_for_selector(".rows .row")
+        shown = look.page.evaluate(NAMES_SHOWN)
+        assert len(set(shown)) == len(shown) == 5
+        assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
+
+
 def test_names_break_at_dots_only(viewed: Opener) -> None:
     name = "encoder.layer.3.attention.self.query.weight"
     look = viewed(minilm(), at=f"t={name}", viewport={"width": 360, "height": 740})
