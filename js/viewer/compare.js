@@ -82,17 +82,17 @@ function isDifferent(row) {
   return RANKS.indexOf(changeOf(row)) < RANKS.indexOf("unknown");
 }
 
-const COLUMNS = ["Name", "Difference", "Shape", "Equal", "Largest |Δ|", "Relative L2", "Cosine"];
+const COLUMNS = ["Name", "Difference", "Shape", "Equal", "Largest\n|Δ|", "Relative\nL2", "Cosine"];
 /** The columns with numbers. */
 const NUMBERS = [3, 4, 5, 6];
 /** The columns that begin with the largest. */
-const DESCENDING = ["Difference", "Largest |Δ|", "Relative L2"];
+const DESCENDING = ["Difference", "Largest\n|Δ|", "Relative\nL2"];
 const SORTS = {
   Name: () => 0,
   Difference: (row) => RANKS.indexOf(changeOf(row)) - (row.found?.relative > 0 ? 1 - 1 / (1 + row.found.relative) : 0),
   Equal: ({ found }) => (found ? 1 - found.different / found.count : 2),
-  "Largest |Δ|": ({ found }) => -(found?.largest ?? -1),
-  "Relative L2": ({ found }) => -(found?.relative ?? -1),
+  "Largest\n|Δ|": ({ found }) => -(found?.largest ?? -1),
+  "Relative\nL2": ({ found }) => -(found?.relative ?? -1),
   Cosine: ({ found }) => found?.cosine ?? 2,
 };
 
@@ -340,8 +340,8 @@ export class Comparison {
       ...(row.found
         ? [
           share(row.found.count - row.found.different, row.found.count),
-          real(row.found.largest),
-          real(row.found.relative),
+          real(row.found.largest, 4),
+          real(row.found.relative, 4),
           real(row.found.cosine),
         ]
         : ["", "", "", ""]),

@@ -9,7 +9,7 @@ import { fromBase64 } from "./doors.js";
 import { isAbort, run } from "./jobs.js";
 import { Matrix } from "./lines.js";
 import { domainOf, heatmap, scaled } from "./plots.js";
-import { many, nbytes, real, shapeText, share, whole } from "./wording.js";
+import { many, nbytes, real, shapeText, share, shortName, whole } from "./wording.js";
 
 const BINS = 64;
 /** Bytes of a tensor that are read without a request of the user: remote and local. Of a larger one, a sample is read.
@@ -27,7 +27,6 @@ const MOST_CSV = 4_000_000;
 const MOST_NPY = 1 << 30;
 const LONGEST_FILE = 100;
 const LONGEST_NAME = 2000;
-const SHORT_NAME = 100;
 
 const VIEWS = { statistics: "Statistics", picture: "Picture", values: "Values", code: "Code" };
 
@@ -36,7 +35,6 @@ export function tensorScreen(context) {
   const { table, number, state } = context;
   const tensor = table.tensors[number];
   const view = Object.hasOwn(VIEWS, state.view ?? "") ? state.view : "statistics";
-  const name = tensor.name.slice(0, LONGEST_NAME);
   const tabs = Object.entries(VIEWS).map(([key, text]) =>
     button(text, () => state.set({ view: key }), { "aria-pressed": String(view === key) })
   );
@@ -45,14 +43,7 @@ export function tensorScreen(context) {
   return h(
     "article",
     {},
-    // Only long values scroll.
-    h(
-      "h2",
-      { class: "name", tabindex: name.length > SHORT_NAME ? "0" : null },
-      name === "" ? "(no name)" : named(
-        escapeName(name) + (tensor.name.length > LONGEST_NAME ? "…" : ""),
-      ),
-    ),
+    h("h2", { class: "name" }, named(shortName(tensor.name))),
     factsOf(table, number),
     context.meant ? meantCard(context) : null,
     h("div", { class: "tabs", role: "group", "aria-label": "What to show" }, tabs),
@@ -66,7 +57,10 @@ function factsOf(table, number) {
   const tensor = table.tensors[number];
   const position = table.position(number);
   const file = table.files[table.file[number]];
+  const { name } = tensor;
+  const isCut = shortName(name).length < name.length;
   return facts([
+    ["Name", isCut ? named(escapeName(name.slice(0, LONGEST_NAME)) + (name.length > LONGEST_NAME ? "…" : "")) : null],
     ["Dtype", tensor.dtype],
     ["Shape", shapeText(tensor)],
     ["Elements", whole(table.elements[number])],

@@ -34,10 +34,10 @@ export function shapeText(tensor) {
 }
 
 /** A value with as many digits as a person compares. */
-export function real(value) {
+export function real(value, digits = 6) {
   if (value === null || value === undefined) return "–";
   if (typeof value === "bigint" || Number.isInteger(value)) return String(value);
-  return Number.isFinite(value) ? String(Number(value.toPrecision(6))) : String(value);
+  return Number.isFinite(value) ? String(Number(value.toPrecision(digits))) : String(value);
 }
 
 export function share(part, all) {

@@ -157,6 +157,8 @@ def test_comparison_shows_all_columns_of_a_narrow_window(viewed: Opener, other: 
     look = viewed(minilm(), other, viewport={"width": 360, "height": 740})
     look.wait("102 tensors compared in")
     assert not look.page.is_visible("main th:has-text('Cosine')")
+    # The differences are sorted by a column that is shown.
+    assert look.page.is_visible("main th:has-text('Relative')")
     look.page.check("main >> text=All columns")
     assert look.page.is_visible("main th:has-text('Cosine')")
     look.page.locator("main .compared .scroll").evaluate("(region) => region.scrollTo(1000, 0)")

@@ -158,6 +158,33 @@ def test_rows_of_names_without_words_differ(viewed: Opener, tmp_path: Path) -> N
         assert look.page.evaluate(CUT, ".rows .row:not([hidden]) > :first-child") == []
 
 
+@pytest.mark.parametrize("width", [360, 1280])
+def test_long_names_push_nothing_out(viewed: Opener, tmp_path: Path, width: int) -> None:
+    name = "W" * 300
+    path = save(tmp_path / "long.safetensors", {name: numpy.ones((4, 4))})
+    page = viewed(path, viewport={"width": width, "height": 800}).page
+    table = page.locator("[aria-label='Largest tensors']")
+    assert table.evaluate("(region) => region.scrollWidth - region.clientWidth") == 0
+    table.locator(".link").click()
+    page.wait_for_selector("main dl")
+    # The heading is not a region that scrolls, and the whole name is below it.
+    heading = page.locator("main h2")
+    assert heading.inner_text() == f"{name[:60]}…{name[:60]}"
+    assert heading.evaluate("(one) => [getComputedStyle(one).overflowY, one.tabIndex]") == ["visible", -1]
+    assert page.inner_text("main dd >> nth=0") == name
+
+
+def test_comparison_gives_names_the_room(viewed: Opener, tmp_path: Path) -> None:
+    path = lora(tmp_path / "lora.safetensors")
+    look = viewed(path, path, viewport={"width": 1280, "height": 800})
+    look.wait("108 tensors compared in")
+    heights = look.page.evaluate(
+        "() => [...document.querySelectorAll('main tbody tr')].map((row) => row.clientHeight)"
+    )
+    # Three lines of 20 pixels.
+    assert max(heights) < 75
+
+
 def test_names_break_at_dots_only(viewed: Opener) -> None:
     name = "encoder.layer.3.attention.self.query.weight"
     look = viewed(minilm(), at=f"t={name}", viewport={"width": 360, "height": 740})
