@@ -279,7 +279,7 @@ export class Comparison {
       const found = await this.#distances(this.pairs, { signal: controller.signal, onProgress });
       this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.told = `${many(found.length, "tensor", "tensors")} compared in ${
+      this.told = `${many(found.length, "tensor")} compared in ${
         ((performance.now() - started) / 1000).toFixed(2)
       } s: ${many(differing, "differs", "differ")} in values.`;
     } catch (error) {
@@ -350,7 +350,7 @@ export class Comparison {
     const cells = rows.slice(0, FIRST_ROWS).map(cellsOf);
     const table = tableOf("Tensors of both models", head, cells, NUMBERS);
     this.list.replaceChildren(
-      table,
+      rows.length > 0 ? table : h("p", {}, "No tensor differs."),
       ...(more > 0 ? [h("p", {}, `… and ${whole(more)} more. Sort, or save all of them.`)] : []),
     );
     if (rows.length <= FIRST_ROWS) return;
@@ -405,6 +405,7 @@ export class Comparison {
           { class: "legend" },
           h("span", { class: "swatch one" }, shortName(nameOf(this.one.label))),
           h("span", { class: "swatch two" }, shortName(nameOf(this.two.label))),
+          series.length > 1 ? h("span", { class: "swatch both" }, "both") : null,
         ),
       );
     }
@@ -483,7 +484,7 @@ export class Comparison {
 function wordsOf({ count, different, largest, relative, cosine }) {
   if (different === 0) return [`All ${many(count, "value is", "values are")} equal.`];
   return [
-    h("b", { class: "differ" }, `${whole(different)} of ${many(count, "value", "values")}`),
+    h("b", { class: "differ" }, `${whole(different)} of ${many(count, "value")}`),
     ` ${different === 1 ? "differs" : "differ"}: largest |Δ| ${real(largest)}, relative L2 ${real(relative)}, cosine ${
       real(cosine)
     }.`,

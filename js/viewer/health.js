@@ -8,7 +8,7 @@ const MOST_ROWS = 100;
 
 /** A card that reads all values when it is asked to. Its result stays with the model. */
 export function health(table, { openTensor, signal }) {
-  const place = h("div", { "aria-live": "polite" });
+  const place = h("div", { "aria-live": "polite", tabindex: "-1" });
   const show = (found) => place.replaceChildren(...resultOf(table, found, openTensor));
   const kept = table.report?.statistics;
   if (kept && Object.keys(kept).length > 0) table.health ??= table.tensors.map(({ name }) => kept[name] ?? null);
@@ -21,6 +21,7 @@ export function health(table, { openTensor, signal }) {
     const cancel = button("Cancel", () => controller.abort(), { class: "cancel", "aria-keyshortcuts": "Escape" });
     place.replaceChildren(h("div", { class: "working" }, bar, cancel));
     place.setAttribute("aria-busy", "true");
+    cancel.focus();
     try {
       const tensors = table.tensors.map((_, number) => table.wired(number));
       const onProgress = (part) => (bar.value = part);
@@ -30,6 +31,8 @@ export function health(table, { openTensor, signal }) {
       place.replaceChildren(isAbort(error) ? h("p", {}, "Cancelled.") : card(error));
     }
     place.removeAttribute("aria-busy");
+    // The result takes the focus of the button that it replaced.
+    if (document.activeElement === document.body) place.focus();
   };
   return h("section", {}, h("h3", {}, "Values"), place);
 }

@@ -42,18 +42,24 @@ export function changes(table, find) {
   if (total === 0) return null;
   const rows = [...kinds.values()].slice(0, MOST_ROWS).map(({ parts, weights, ranks, inputs, numbers }) => [
     button(named(shortName(labelOf(parts, numbers))), () => find(filterFor(parts)), { class: "link" }),
-    whole(weights),
+    countOf(weights, numbers),
     rangeOf(ranks, " to "),
     [...inputs].join(", "),
   ]);
   return h(
     "section",
     {},
-    h("h3", {}, `Changes ${many(total, "weight", "weights")} of the base model`),
+    h("h3", {}, `Changes ${many(total, "weight")} of the base model`),
     h("p", {}, "Numbers in brackets are those of the layers. A name shows its tensors in the tree."),
     tableOf("Changed weights", ["Weights", "Number", "Rank", "Input size"], rows, [1, 2]),
     rest(kinds.size, MOST_ROWS),
   );
+}
+
+/** How many weights there are, of those that the label describes. */
+function countOf(weights, numbers) {
+  const all = numbers.reduce((product, { size }) => product * size, 1);
+  return weights === all ? whole(weights) : `${whole(weights)} of ${whole(all)}`;
 }
 
 function labelOf(parts, numbers) {
@@ -74,6 +80,5 @@ function rangeOf(numbers, dash) {
 
 /** A filter of the tree for the tensors with these parts of names between any numbers. */
 function filterFor(parts) {
-  const escaped = parts.map((part) => part.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&").replace(/\s/g, "\\s"));
-  return `/^${escaped.join("\\d+")}\\./`;
+  return `${parts.join("*").replace(/[\s*]+/g, "*")}.*`;
 }

@@ -14,7 +14,7 @@ import { Rows } from "./rows.js";
 import { State } from "./state.js";
 import { tensorScreen } from "./tensor.js";
 import { filterOf, Tree } from "./tree.js";
-import { nameOf, whole } from "./wording.js";
+import { many, nameOf, whole } from "./wording.js";
 
 const KEYS = {
   "/": "filter the tensors",
@@ -227,12 +227,12 @@ class Page {
       this.found = find;
       this.#find(find);
     }
-    if ((screen === "tensor" || screen === "compare") && t !== null && this.pointed !== t) {
-      this.pointed = t;
-      const number = this.tree.table.numberOf(t);
-      if (number === undefined) return;
-      this.node = this.tree.reveal(number);
-      if (!find) this.rows.show(this.comparison?.filter);
+    const opened = screen === "tensor" || screen === "compare" ? t ?? undefined : undefined;
+    if (this.pointed !== opened) {
+      this.pointed = opened;
+      const number = this.tree.table.numberOf(opened);
+      this.node = number === undefined ? undefined : this.tree.reveal(number);
+      if (!find && this.node) this.rows.show(this.comparison?.filter);
       this.rows.point(this.node);
     }
   }
@@ -259,7 +259,7 @@ class Page {
           : (test ?? only),
       );
       if (filter?.patterns.length > 0) this.rows.point(this.node);
-      this.status.textContent = filter ? `${whole(this.rows.length)} of ${whole(tensors.length)} tensors` : "";
+      this.status.textContent = filter || only ? `${whole(this.rows.length)} of ${many(tensors.length, "tensor")}` : "";
     } catch (error) {
       if (!isAbort(error)) this.status.textContent = error.message;
     }
@@ -389,6 +389,10 @@ class Page {
         cancel.click();
       }
       return;
+    }
+    if (event.target === this.filter && /^(Enter|ArrowDown)$/.test(event.key)) {
+      this.rows?.element.focus();
+      event.preventDefault();
     }
     if (isTyping) return;
     if (event.target === document.body && Object.hasOwn(SCROLLS, event.key)) {

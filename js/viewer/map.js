@@ -27,7 +27,9 @@ export function fileMap(table, { openTensor }) {
       { class: "legend" },
       h("span", { class: "swatch header" }, "header"),
       dtypes.map((dtype) => h("span", { class: `swatch dtype-${DTYPE_NAMES.indexOf(dtype) % 8}` }, dtype)),
-      h("span", { class: "swatch odd" }, "misaligned"),
+      table.tensors.some((_, number) => isMisaligned(table, number))
+        ? h("span", { class: "swatch odd" }, "misaligned")
+        : null,
     ),
     files,
     table.files.length > MOST_FILES ? h("p", {}, `… and ${whole(table.files.length - MOST_FILES)} more files`) : null,

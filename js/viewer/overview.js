@@ -27,6 +27,7 @@ export function overview(table, { openTensor, find, signal }) {
   const method = config?.quantization_config?.quant_method;
   const name = nameOf(table.label);
   const sum = (number) => number < 1000 ? String(number) : `${count(number)} (${whole(number)})`;
+  const isEmpty = table.tensors.length === 0;
   const kind = h("span", {}, "…");
   const screen = h(
     "article",
@@ -48,13 +49,12 @@ export function overview(table, { openTensor, find, signal }) {
     changes(table, find),
     specCard(metadata),
     loraCard(metadata),
-    health(table, { openTensor, signal }),
-    dtypes(table),
+    ...(isEmpty ? [] : [health(table, { openTensor, signal }), dtypes(table)]),
   );
   // What takes long, and the end of the screen, are made while the beginning is read.
   afterPaint(() => {
     fill(kind, kindOfTable(table).text);
-    screen.append(...[largest(table, openTensor), raw(metadata)].filter(Boolean));
+    screen.append(...[isEmpty ? null : largest(table, openTensor), raw(metadata)].filter(Boolean));
     screen.removeAttribute("aria-busy");
   });
   return screen;
@@ -74,8 +74,8 @@ function leadOf(table, parameters) {
     4,
   ).join(", ");
   const parts = [
-    many(table.tensors.length, "tensor", "tensors"),
-    `${count(parameters)} parameter${parameters === 1 ? "" : "s"}`,
+    many(table.tensors.length, "tensor"),
+    `${count(parameters)} ${parameters === 1 ? "parameter" : "parameters"}`,
     dtypes,
   ];
   return [...parts.filter(Boolean), nbytes(table.nbytes)].join(" · ");

@@ -2,10 +2,12 @@
 
 import { h, select } from "./dom.js";
 import { HAS_INFINITY, HAS_NAN } from "./picture.js";
-import { count, real, whole } from "./wording.js";
+import { many, real, whole } from "./wording.js";
 
 /** Stops of colour scales that colour-blind people can read: diverging around zero, and from low to high. */
 const DIVERGING = [[5, 48, 97], [67, 147, 195], [247, 247, 247], [214, 96, 77], [103, 0, 31]];
+/** With a dark middle, for dark pages. */
+const DIVERGING_DARK = [[158, 176, 255], [58, 128, 163], [17, 17, 20], [162, 72, 46], [255, 173, 173]];
 const RISING = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const NAN_COLOUR = [255, 0, 200];
 const INFINITY_COLOUR = [255, 150, 0];
@@ -49,21 +51,25 @@ export function histogram(series, scale = "linear") {
     number,
   ) => (number === 0 ? 0 : scale === "log" ? (1 + Math.log(number)) / (1 + Math.log(most)) : number / most);
   const label = `Histogram from ${real(low)} to ${real(high)}; the fullest of ${series[0].bins.length} bins has ${
-    whole(most)
-  } values`;
+    many(most, "value")
+  }`;
   const drawn = canvas(label, 180, (context, width, tall, element) => {
     const x = (value) => (high === low ? 0 : ((value - low) / (high - low)) * width);
-    series.forEach(({ bins }, number) => {
+    const fill = (bins, colour) => {
       const step = width / bins.length;
-      context.fillStyle = colourOf(element, number === 0 ? "--one" : "--two");
-      context.globalAlpha = series.length > 1 ? 0.6 : 1;
+      context.fillStyle = colourOf(element, colour);
       bins.forEach((value, bin) => {
         // No value at all must look different from few.
         const bar = value === 0 ? 0 : Math.max(1, height(value) * (tall - 4));
         context.fillRect(bin * step, tall - bar, Math.max(1, step - (step > 3 ? 1 : 0)), bar);
       });
-    });
-    context.globalAlpha = 1;
+    };
+    const [one, two] = series.map(({ bins }) => bins);
+    fill(one, "--one");
+    if (two) {
+      fill(two, "--two");
+      fill(one.map((value, bin) => Math.min(value, two[bin])), "--both");
+    }
     if (low < 0 && high > 0) {
       context.fillStyle = colourOf(element, "--ink");
       context.fillRect(x(0), 0, 1, tall);
@@ -72,7 +78,7 @@ export function histogram(series, scale = "linear") {
   return h(
     "figure",
     {},
-    h("div", { class: "axis" }, `highest bar: ${count(most)} values`),
+    h("div", { class: "axis" }, `highest bar: ${many(most, "value")}`),
     drawn,
     h(
       "figcaption",
@@ -113,7 +119,9 @@ export function heatmap(picture, { domain, label, choose = null, isSigned = fals
   // A difference has a zero, even if all are of one sign.
   const isDiverging = isSigned || (low < 0 && high > 0);
   if (isDiverging) [low, high] = [-Math.max(-low, high), Math.max(-low, high)];
-  const stops = isDiverging ? DIVERGING : RISING;
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const stops = isDiverging ? (isDark ? DIVERGING_DARK : DIVERGING) : RISING;
+  const isRange = low < high;
   const image = new ImageData(Math.max(1, columns), Math.max(1, rows));
   let [nans, infinities] = [0, 0];
   values.forEach((value, cell) => {
@@ -148,15 +156,15 @@ export function heatmap(picture, { domain, label, choose = null, isSigned = fals
     h("div", { class: "axis across" }, ends("column", seen.column, seen.columns)),
     h("div", { class: "axis down" }, ends("row", seen.row, seen.rows)),
     element,
-    ramp,
+    isRange ? ramp : null,
     h(
       "figcaption",
       { class: "axis ramp" },
-      h("span", {}, real(low)),
-      h("span", {}, unit),
-      nans > 0 ? swatch("nan", `NaN in ${whole(nans)} cells`) : null,
-      infinities > 0 ? swatch("infinite", `infinite in ${whole(infinities)} cells`) : null,
-      h("span", {}, real(high)),
+      isRange ? h("span", {}, real(low)) : null,
+      isRange ? h("span", {}, unit) : values.some(Number.isFinite) ? h("span", {}, `${unit} ${real(high)}`) : null,
+      nans > 0 ? swatch("nan", `NaN in ${many(nans, "cell")}`) : null,
+      infinities > 0 ? swatch("infinite", `infinite in ${many(infinities, "cell")}`) : null,
+      isRange ? h("span", {}, real(high)) : null,
     ),
   );
 }

@@ -22,6 +22,8 @@ export class Rows {
   #nodes = [];
   #indents = [];
   #cursor = 0;
+  /** The node of the open tensor. */
+  #chosen = null;
   #typed = { text: "", at: 0 };
   #isFlat = false;
   /**
@@ -108,10 +110,12 @@ export class Rows {
     else this.#draw(true);
   }
 
-  /** Puts the cursor on a node, and scrolls it into view. */
+  /** Marks the node of the open tensor, puts the cursor on it, and scrolls it into view. Without one nothing is marked. */
   point(node) {
+    this.#chosen = node;
     const at = this.#nodes.indexOf(node);
     if (at >= 0) this.#move(at);
+    else this.#draw(true);
   }
 
   #soon() {
@@ -171,10 +175,10 @@ export class Rows {
     element.style.top = `${at * ROW}px`;
     element.setAttribute("aria-rowindex", at + 2);
     element.setAttribute("aria-level", this.#indents[at] + 1);
-    element.setAttribute("aria-selected", at === this.#cursor);
+    element.setAttribute("aria-selected", node === this.#chosen);
     if (isModule) element.setAttribute("aria-expanded", tree.expanded.has(node));
     else element.removeAttribute("aria-expanded");
-    element.className = `row${isModule ? " module" : ""}`;
+    element.className = `row${isModule ? " module" : ""}${at === this.#cursor ? " cursor" : ""}`;
     const tensor = isModule ? null : tree.table.tensors[tree.tensor[node]];
     cells[0].style.setProperty("--level", this.#indents[at]);
     put(cells[0].firstChild, name.before + name.shown + name.after);

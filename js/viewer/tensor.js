@@ -36,7 +36,10 @@ export function tensorScreen(context) {
   const tensor = table.tensors[number];
   const view = Object.hasOwn(VIEWS, state.view ?? "") ? state.view : "statistics";
   const tabs = Object.entries(VIEWS).map(([key, text]) =>
-    button(text, () => state.set({ view: key }), { "aria-pressed": String(view === key) })
+    // A picture begins with all of the tensor, and the values with the part that the picture showed.
+    button(text, () => state.set(key === "picture" && key !== view ? { view: key, w: null } : { view: key }), {
+      "aria-pressed": String(view === key),
+    })
   );
   const seen = context.meant && state.q !== "raw" ? context.meant : null;
   const shown = { ...context, tensor: seen ?? { ...table.wired(number) } };
@@ -58,7 +61,7 @@ function factsOf(table, number) {
   const position = table.position(number);
   const file = table.files[table.file[number]];
   const { name } = tensor;
-  const isCut = shortName(name).length < name.length;
+  const isCut = name !== "" && shortName(name) !== escapeName(name);
   return facts([
     ["Name", isCut ? named(escapeName(name.slice(0, LONGEST_NAME)) + (name.length > LONGEST_NAME ? "…" : "")) : null],
     ["Dtype", tensor.dtype],
@@ -213,24 +216,20 @@ function oddValues(context, { nans, infinities }) {
     "section",
     { class: "card" },
     nans > 0 ? one("nan", `${whole(nans)} NaN`) : null,
-    infinities > 0 ? one("infinite", many(infinities, "infinite value", "infinite values")) : null,
+    infinities > 0 ? one("infinite", many(infinities, "infinite value")) : null,
   );
 }
 
-/** The state that points out an odd value by its index in memory, with a few values before it. */
+/** The state that points out an odd value by its index in memory. */
 function placeOf(shape, index, what) {
   const places = [];
   for (let [dim, rest] = [shape.length - 1, index]; dim >= 0; dim--) {
     places.unshift(rest % shape[dim]);
     rest = Math.floor(rest / shape[dim]);
   }
-  const isFold = shape.length < 2;
-  const [down, across] = isFold ? [Math.floor(index / VALUE_COLUMNS), index % VALUE_COLUMNS] : places.slice(-2);
-  // At the right edge, values before it fill the table.
-  const window = [down, isFold ? 0 : Math.min(across, shape.at(-1) - VALUE_COLUMNS)];
   return {
-    s: isFold ? null : [...places.slice(0, -2), ":", ":"].join(","),
-    w: [Math.max(0, window[0] - ROWS_BEFORE), VALUE_ROWS, Math.max(0, window[1]), VALUE_COLUMNS].join(","),
+    s: shape.length < 2 ? null : [...places.slice(0, -2), ":", ":"].join(","),
+    w: null,
     at: [what, ...places].join(","),
   };
 }
@@ -420,14 +419,20 @@ function values(context) {
     : layoutOf(shape, state.s);
   const matrix = new Matrix(shape, layout);
   const last = [Math.max(0, matrix.down - 1), Math.max(0, matrix.across - 1)];
-  const [wantedRow, , wantedColumn] = windowText(state.w) ?? [0, 0, 0, 0];
+  const target = pointed(shape, layout, state.at);
+  // A few rows before the value that is pointed out; at the right edge, values before it fill the table.
+  const [wantedRow, , wantedColumn] = windowText(state.w) ??
+    (target
+      ? [target.row - ROWS_BEFORE, 0, Math.min(target.column, matrix.across - VALUE_COLUMNS)].map((at) =>
+        Math.max(0, at)
+      )
+      : [0, 0, 0]);
   const [row, column] = [Math.min(wantedRow, last[0]), Math.min(wantedColumn, last[1])];
   const go = (r, c) => {
     const corner = [Math.max(0, Math.min(r, last[0])), Math.max(0, Math.min(c, last[1]))];
     state.set({ w: [corner[0], VALUE_ROWS, corner[1], VALUE_COLUMNS].join(","), at: null }, true);
   };
   const input = { tensor, layout, row, rows: VALUE_ROWS, column, columns: VALUE_COLUMNS };
-  const target = pointed(shape, layout, state.at);
   const shown = { texts: [], from: 0, upto: VALUE_COLUMNS };
   const draw = (texts) => {
     shown.texts = texts;
@@ -440,19 +445,20 @@ function values(context) {
       Object.assign(shown, { from, upto });
       const part = matrix.isFold ? "" : `, columns ${whole(column + from)} to ${whole(column + upto - 1)}`;
       const rows = `${matrix.isFold ? "Lines" : "Rows"} ${whole(row)} to ${whole(row + texts.length - 1)}${part}.`;
-      note.textContent = `${cell ? `${target.text}. ` : ""}${rows}`;
+      note.textContent = `${cell ? `${target.text}. ` : ""}${isOne ? "" : rows}`;
       if (cell && isNew) reveal(cell);
       isNew = false;
     });
     return [note, drawn];
   };
+  const isOne = matrix.down * matrix.across === 1;
   const step = () => Math.max(1, shown.upto - shown.from);
   const isElsewhere = wantedRow !== row || wantedColumn !== column;
   return h(
     "section",
     {},
     layoutControls(shape, layout, state),
-    h(
+    isOne ? null : h(
       "div",
       { class: "controls" },
       number("First row", row, last[0], (value) => go(value, column)),

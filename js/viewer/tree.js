@@ -360,7 +360,7 @@ const UNITS = { "": 1, B: 1, KB: 1e3, MB: 1e6, GB: 1e9, KIB: 1024, MIB: 1024 ** 
 /**
  * Return the conditions of a filter: `test` of a tensor, and `patterns`, which are regular expressions for its name. All must
  * hold. A pattern may take any time, so no pattern may run in the thread of the page. The words are `dtype:BF16`,
- * `size:>10MB`, `shape:2,3`, `/regular expression/`, or a part of the name. Null if there is no word.
+ * `size:>10MB`, `shape:2,3`, `/regular expression/`, the name with `*` for any text, or a part of it. Null if there is no word.
  *
  * @throws {SyntaxError} For an invalid regular expression or size.
  */
@@ -368,12 +368,21 @@ export function filterOf(text) {
   const words = (text ?? "").trim().split(/\s+/).filter(Boolean);
   if (words.length === 0) return null;
   const tests = words.filter((word) => !isPattern(word)).map(testOf);
-  const patterns = words.filter(isPattern).map((word) => new RegExp(word.slice(1, -1), "u").source);
+  const patterns = words.filter(isPattern).map((word) => new RegExp(expressionOf(word), "u").source);
   return { test: (tensor) => tests.every((test) => test(tensor)), patterns };
 }
 
 function isPattern(word) {
+  return isRegular(word) || word.includes("*");
+}
+
+function isRegular(word) {
   return word.length > 2 && word.startsWith("/") && word.endsWith("/");
+}
+
+function expressionOf(word) {
+  if (isRegular(word)) return word.slice(1, -1);
+  return `^${word.split(/\*+/).map((part) => part.replace(/[\\^$.+?()[\]{}|/]/g, "\\$&")).join(".*")}$`;
 }
 
 function testOf(word) {

@@ -49,8 +49,8 @@ export function share(part, all) {
   return `${percent > 99 ? Math.floor(percent * 100) / 100 : Number(percent.toPrecision(3))}\u00a0%`;
 }
 
-/** `1 tensor has`, `2 tensors have`. */
-export function many(number, one, more) {
+/** `1 tensor has`, `2 tensors have`; `1 value`, `2 values`. */
+export function many(number, one, more = `${one}s`) {
   return `${whole(number)} ${number === 1 ? one : more}`;
 }
 

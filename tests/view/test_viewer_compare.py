@@ -126,7 +126,27 @@ def test_comparison_says_that_all_values_are_equal(viewed: Opener) -> None:
     look = viewed(minilm(), minilm(), at=f"go=compare&t={NAME}")
     look.wait("All 147,456 values are equal.")
     look.settle()
+    assert look.text("main .legend").endswith("both")
+    look.wait("104 tensors compared in")
+    look.page.check("text=Only what differs")
+    assert "No tensor differs." in look.text()
+    assert look.text("aside [role=status]") == "0 of 104 tensors"
     assert "The largest difference" not in look.text()
+
+
+def test_comparison_of_a_nan_has_no_colours(viewed: Opener, tmp_path: Path) -> None:
+    array = numpy.ones((8, 8), numpy.float32)
+    one = save(tmp_path / "one.safetensors", {"x": array})
+    array[2, 3] = numpy.nan
+    two = save(tmp_path / "two.safetensors", {"x": array})
+    look = viewed(one, two, at="go=compare&t=x", color_scheme="dark")
+    look.wait("NaN in 1 cell")
+    look.settle()
+    assert look.page.locator("main canvas.ramp").count() == 0
+    assert "highest bar: 64 values" in look.text()
+    # Equal values are dark on a dark page.
+    first = "(heat) => heat.getContext('2d').getImageData(0, 0, 1, 1).data[0]"
+    assert look.page.eval_on_selector("main .heat", first) < 50
 
 
 def test_comparison_names_an_adapter(viewed: Opener, tmp_path: Path) -> None:
@@ -259,6 +279,7 @@ def test_comparison_begins_with_the_differences(viewed: Opener, other: Path) -> 
     # Files of this machine are compared without a request.
     look.wait("102 tensors compared in")
     assert look.text("main .lead").startswith("6 of 106 tensors differ")
+    assert look.page.locator(".row[aria-selected=true]").count() == 0
     rows = rows_of(look.text("main tbody"))
     assert [row[0].partition(",")[0] for row in rows.values()][:7] == [
         "only in the first",

@@ -68,7 +68,11 @@ def test_narrow_screen_shows_details_first(viewed: Opener) -> None:
     page = look.page
     assert page.is_visible("main h2")
     assert not page.is_visible(".tree")
+    marked = "() => [...document.querySelectorAll('nav button')].filter((one) => "
+    marked += "getComputedStyle(one).fontWeight === '600').map((one) => one.textContent)"
+    assert page.evaluate(marked) == ["Overview"]
     page.click("nav button:has-text('Tensors')")
+    assert page.evaluate(marked) == ["Tensors"]
     assert page.is_visible(".tree")
     assert not page.is_visible("main")
     page.click(".row:has-text('position_ids')")
@@ -296,6 +300,13 @@ def test_picture_names_its_axes_and_its_unit(viewed: Opener) -> None:
     assert texts[-2] == "value"
 
 
+def test_picture_after_values_shows_all(viewed: Opener) -> None:
+    look = viewed(minilm(), at="t=pooler.dense.weight&view=values&w=40,32,9,12")
+    look.page.click("main button:text-is('Picture')")
+    look.wait("Rows 0 to 383, columns 0 to 383.")
+    look.settle()
+
+
 def test_links_are_underlined_in_forced_colours(viewed: Opener) -> None:
     page = viewed(minilm(), forced_colors="active").page
     line = "(link) => getComputedStyle(link).textDecorationLine"
@@ -303,13 +314,20 @@ def test_links_are_underlined_in_forced_colours(viewed: Opener) -> None:
 
 
 def test_forced_colours_leave_selection_and_bars(viewed: Opener) -> None:
-    look = viewed(minilm(), forced_colors="active")
+    look = viewed(minilm(), at="t=embeddings.position_ids", forced_colors="active")
+    look.page.click("text=Overview")
+    # Nothing is selected before a tensor is open.
+    assert look.page.locator(".row[aria-selected=true]").count() == 0
     colour = "(selector) => getComputedStyle(document.querySelector(selector)).backgroundColor"
+    current = look.page.evaluate(colour, "button[aria-current]")
+    bar = look.page.evaluate(colour, ".bar > span")
+    look.page.click(".row:has-text('position_ids')")
+    look.settle()
     chosen = look.page.evaluate(colour, ".row[aria-selected=true]")
     assert chosen != look.page.evaluate(colour, ".row[aria-selected=false]")
-    assert look.page.evaluate(colour, "button[aria-current]") == chosen
+    assert current == chosen
     paper = look.page.evaluate(colour, "body")
-    assert look.page.evaluate(colour, ".bar > span") not in (paper, "rgba(0, 0, 0, 0)")
+    assert bar not in (paper, "rgba(0, 0, 0, 0)")
 
 
 def two_models(folder: Path) -> list[Path]:

@@ -131,6 +131,7 @@ FILTERS: dict[str, Callable[[ingot.TensorInfo], object]] = {
     "size:>10MB": lambda info: info.nbytes > 10**7,
     "size:<2kB bias": lambda info: info.nbytes < 2000 and "bias" in info.name,
     "shape:384,384 query": lambda info: info.shape == (384, 384) and "query" in info.name,
+    "encoder.*.query.*": lambda info: re.search(r"^encoder\..*\.query\.", info.name),
     "no such tensor": lambda info: False,
 }
 
@@ -290,8 +291,8 @@ def test_image_shows_the_tensor(viewed: Opener, tmp_path: Path) -> None:
     path = save(tmp_path / "model.safetensors", {"x": array})
     for place in ("", "&s=:1,:0"):
         look = viewed(path, at=f"t=x&view=picture{place}")
-        look.wait("NaN in 1 cells")
-        look.wait("infinite in 1 cells")
+        look.wait("NaN in 1 cell")
+        look.wait("infinite in 1 cell")
         pixels = look.page.evaluate(PIXELS, [[5, 5], [5, 60], [60, 5], [60, 60], [40, 40]])
         one, minus, zero = [103, 0, 31], [5, 48, 97], [247, 247, 247]
         turned = [one, zero, minus, zero] if place else [one, minus, zero, zero]
@@ -345,7 +346,18 @@ def test_map_leads_to_a_tensor(viewed: Opener) -> None:
 def test_overview_reports_misalignment(viewed: Opener, tmp_path: Path) -> None:
     path = write_raw(tmp_path / "odd.safetensors", {"a": ("U8", (3,), b"abc"), "b": ("F32", (1,), b"1234")})
     look = viewed(path)
+    look.page.click("text=File map")
+    assert "misaligned" in look.text("main .legend")
+    look.page.click("text=Overview")
     assert "misaligned 1 tensor does not begin at a multiple of the element size" in look.text()
+
+
+def test_overview_without_tensors_has_no_empty_parts(viewed: Opener, tmp_path: Path) -> None:
+    look = viewed(write_raw(tmp_path / "empty.safetensors", {}))
+    assert look.page.locator("main table").count() == 0
+    assert "Values" not in look.text()
+    look.page.click("text=File map")
+    assert "misaligned" not in look.text()
 
 
 def test_overview_shows_metadata_cards(viewed: Opener, tmp_path: Path) -> None:
@@ -433,7 +445,7 @@ def test_keyboard_reaches_everything(viewed: Opener) -> None:
     keyboard.press("/")
     keyboard.type("pooler")
     look.wait("2 of 104 tensors")
-    keyboard.press("Escape")
+    keyboard.press("ArrowDown")
     keyboard.press("End")
     keyboard.press("Enter")
     look.settle()

@@ -248,11 +248,31 @@ def test_overview_shows_what_a_lora_changes(
     assert found == {stem.format(layer) for layer in range(3)}
 
 
+def test_overview_counts_weights_that_a_pattern_does_not_hold(viewed: Opener, tmp_path: Path) -> None:
+    places = [(block, depth) for block in (4, 5, 7, 8) for depth in range(3)][:11]
+    name = "lora_unet_input_blocks_{}_1_transformer_blocks_{}_attn1_to_k.lora_down.weight"
+    arrays: Arrays = {name.format(*place): numpy.ones((4, 32), numpy.float16) for place in places}
+    look = viewed(save(tmp_path / "lora.safetensors", arrays))
+    assert "attn1_to_k\t11 of 12\t4\t32" in look.text("[aria-label='Changed weights'] tbody")
+
+
+def test_values_of_a_scalar_have_no_fields(viewed: Opener, tmp_path: Path) -> None:
+    path = save(tmp_path / "scalar.safetensors", {"s": numpy.array(3.25, numpy.float32)})
+    look = viewed(path, at="t=s")
+    assert "highest bar: 1 value" in look.text().split("\n")
+    look.page.click("main button:text-is('Values')")
+    look.settle()
+    assert "3.25" in look.text("main tbody")
+    assert "0 to 0" not in look.text()
+    assert look.page.locator("main input").count() == 0
+
+
 def test_overview_lists_missing_numbers_of_layers(viewed: Opener, tmp_path: Path) -> None:
     name = "lora_unet_input_blocks_{}_1_attn1_to_k.lora_down.weight"
     arrays: Arrays = {name.format(block): numpy.ones((4, 32), numpy.float16) for block in (4, 5, 7, 8)}
     look = viewed(save(tmp_path / "lora.safetensors", arrays), viewport={"width": 360, "height": 740})
     look.page.click("text=lora_unet_input_blocks_[4,5,7,8]_1_attn1_to_k")
+    assert look.page.input_value("aside input") == "lora_unet_input_blocks_*_*_attn1_to_k.*"
     # A narrow window shows the tree in place of the overview.
     look.wait("4 of 4 tensors")
     assert look.page.is_visible(".tree")
