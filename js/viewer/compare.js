@@ -111,7 +111,7 @@ export class Comparison {
     this.rows = matched(one, two);
     this.sort = "Difference";
     this.onlyDifferent = false;
-    this.told = "";
+    this.summary = "";
     this.pairs = this.rows.filter(({ kind }) => kind === "same" || kind === "dtype");
     this.byName = new Map(this.rows.map((row) => [row.name, row]));
     this.tree = new Tree(this.#both());
@@ -180,7 +180,7 @@ export class Comparison {
       "aria-keyshortcuts": "Escape",
       hidden: !this.#controller,
     });
-    this.status = h("p", { role: "status" }, this.told);
+    this.status = h("p", { role: "status" }, this.summary);
     this.fault = h("div", {});
     this.lead = h("p", { class: "lead" });
     this.#list();
@@ -279,18 +279,18 @@ export class Comparison {
       const found = await this.#distances(this.pairs, { signal: controller.signal, onProgress });
       this.pairs.forEach((row, place) => (row.found = found[place]));
       const differing = this.pairs.filter(({ found }) => found?.different > 0).length;
-      this.told = `${many(found.length, "tensor")} compared in ${
+      this.summary = `${many(found.length, "tensor")} compared in ${
         ((performance.now() - started) / 1000).toFixed(2)
       } s: ${many(differing, "differs", "differ")} in values.`;
     } catch (error) {
       controller.abort();
-      this.told = isAbort(error) ? `Cancelled after ${whole(done)} tensors.` : "";
+      this.summary = isAbort(error) ? `Cancelled after ${whole(done)} tensors.` : "";
       failed = isAbort(error) ? null : card(error);
     }
     this.#controller = null;
     this.bar.hidden = this.stop.hidden = true;
     this.fault.replaceChildren(...[failed].filter(Boolean));
-    this.status.replaceChildren(this.told);
+    this.status.replaceChildren(this.summary);
     this.#counted.clear();
     this.#list();
     this.context.onChange();

@@ -155,9 +155,9 @@ async function tableOf(sources, label, given = {}, options = {}) {
 
 async function limited(items, work) {
   const [results, rest] = [[], [...items.entries()]];
-  const one = async () => {
+  const openNext = async () => {
     for (let next = rest.shift(); next; next = rest.shift()) results[next[0]] = await work(next[1]);
   };
-  await Promise.all(Array.from({ length: CONCURRENCY }, one));
+  await Promise.all(Array.from({ length: CONCURRENCY }, openNext));
   return results;
 }

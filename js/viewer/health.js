@@ -14,8 +14,8 @@ export function health(table, { openTensor, signal }) {
   if (kept && Object.keys(kept).length > 0) table.health ??= table.tensors.map(({ name }) => kept[name] ?? null);
   if (table.health) show(table.health);
   else if (table.report) return null;
-  else place.append(button(`Look for NaN and infinities in all values (${nbytes(table.nbytes)})`, () => look()));
-  const look = async () => {
+  else place.append(button(`Look for NaN and infinities in all values (${nbytes(table.nbytes)})`, () => search()));
+  const search = async () => {
     const bar = h("progress", { max: "1", value: "0", "aria-label": "Values read" });
     const controller = new AbortController();
     const cancel = button("Cancel", () => controller.abort(), { class: "cancel", "aria-keyshortcuts": "Escape" });

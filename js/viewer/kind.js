@@ -294,8 +294,8 @@ function unpacked(names, tensors) {
       bits.add(computed(rule.bits, parts));
     }
     if (implied.length === 0 || (rule.bits && bits.has(null))) continue;
-    const told = new Set(implied.map(({ name }) => name));
-    const rest = tensors.filter(({ name }) => !told.has(name));
+    const stated = new Set(implied.map(({ name }) => name));
+    const rest = tensors.filter(({ name }) => !stated.has(name));
     return {
       packing: withBits(rule.say, bits),
       implied: new Names([...implied, ...rest]),
@@ -374,34 +374,34 @@ function supported(found, texts, role) {
       (source.for ?? role) !== role || typeof value !== "string" || value === ""
     ) continue;
     const where = source.file === "metadata" ? source.key : source.file;
-    const { told, isKnown } = toldBy(source, value);
+    const { stated, isKnown } = statedBy(source, value);
     if (
-      told === null ||
+      stated === null ||
       (found === null && !isKnown && source.bases && !texts["config.json"])
     ) continue;
-    if (candidates[0] === "*" || candidates.includes(told)) {
-      [base, shown, candidates] = [told, `${source.bases ? "" : "base model: "}${told} (${where})`, []];
-    } else if (!source.bases) notes.push(`trained on ${told} (${where})`);
-    else if (!agree(base, told)) {
+    if (candidates[0] === "*" || candidates.includes(stated)) {
+      [base, shown, candidates] = [stated, `${source.bases ? "" : "base model: "}${stated} (${where})`, []];
+    } else if (!source.bases) notes.push(`trained on ${stated} (${where})`);
+    else if (!agree(base, stated)) {
       notes.push(`${where} says ${value}`);
     }
   }
   return { base, shown, notes };
 }
 
-function toldBy(source, value) {
-  if (!source.bases) return { told: value, isKnown: true };
+function statedBy(source, value) {
+  if (!source.bases) return { stated: value, isKnown: true };
   for (const [pattern, base] of Object.entries(source.bases)) {
     if (exactly(pattern).test(value)) {
-      return { told: base || value, isKnown: base !== "" };
+      return { stated: base || value, isKnown: base !== "" };
     }
   }
-  return { told: null, isKnown: false };
+  return { stated: null, isKnown: false };
 }
 
 /** Whether one name begins with the other: `qwen2_5_vl` is "Qwen 2.5 VL". */
-function agree(base, told) {
-  const [one, other] = [base ?? "", told].map((name) => name.toLowerCase().replace(/[^a-z0-9]/g, ""));
+function agree(base, stated) {
+  const [one, other] = [base ?? "", stated].map((name) => name.toLowerCase().replace(/[^a-z0-9]/g, ""));
   return base !== null && (one.startsWith(other) || other.startsWith(one));
 }
 

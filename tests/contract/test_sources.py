@@ -129,7 +129,7 @@ def filled(source: Any, _: Path, call: Callable[..., Any]) -> object:
     return {name: tensor.tolist() for name, tensor in linear.state_dict().items()}
 
 
-def looked_into(source: Any, _: Path, call: Callable[..., Any]) -> object:
+def open_model(source: Any, _: Path, call: Callable[..., Any]) -> object:
     found = call(source)
     tensors = {
         name: (info.dtype, info.shape, info.parameter_count)
@@ -212,8 +212,8 @@ READERS: dict[str, Callable[[Any, Path], object]] = {
     "ingot.torch.load_into": partial(filled, call=ingot.torch.load_into),
     "ingot.torch.load_model": partial(filled, call=ingot.torch.load_model),
     "ingot.dcp.Reader": loaded_by_dcp,
-    "ingot.inspect": partial(looked_into, call=ingot.inspect),
-    "ingot.inspect_async": partial(looked_into, call=lambda source: asyncio.run(ingot.inspect_async(source))),
+    "ingot.inspect": partial(open_model, call=ingot.inspect),
+    "ingot.inspect_async": partial(open_model, call=lambda source: asyncio.run(ingot.inspect_async(source))),
     "ingot.hash": hashed,
     "ingot.verify": verified,
     "ingot.merge": partial(written, call=lambda source, out: ingot.merge([source], out / NAME)),

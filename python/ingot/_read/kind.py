@@ -425,7 +425,7 @@ def _supported(
         if source.get("for", role) != role or not isinstance(value, str) or not value:
             continue
         where = source["key"] if source["file"] == "metadata" else source["file"]
-        told, is_known = _told(source, value)
+        told, is_known = _stated(source, value)
         if told is None or (
             found is None and not is_known and "bases" in source and not texts.get("config.json")
         ):
@@ -440,7 +440,7 @@ def _supported(
     return (base, shown), notes
 
 
-def _told(source: Mapping[str, Any], value: str) -> tuple[str | None, bool]:
+def _stated(source: Mapping[str, Any], value: str) -> tuple[str | None, bool]:
     """Return the base that a value names, and whether the rules know the value."""
     if "bases" not in source:
         return value, True

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Named = TypeVar("Named", bound=_HasName)
     Array = numpy.ndarray[Any, numpy.dtype[Any]]
 
-    Looked: TypeAlias = "Source | Foreign"
+    Opened: TypeAlias = "Source | Foreign"
     Row: TypeAlias = "TensorInfo | Listed"
 
 
@@ -123,7 +123,7 @@ class Source:
         )
 
 
-def chosen(source: Looked, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
+def chosen(source: Opened, infos: Sequence[Named], keys: Glob | None, drop: Glob | None) -> Sequence[Named]:
     """Return the infos that `keys` and `drop` select, in order, and then the selected aliases."""
     if keys is None and drop is None:
         return infos
@@ -264,7 +264,7 @@ class Foreign:
         return sorted(infos, key=lambda info: ranks[info.name])
 
 
-def looked_into(path: str) -> Source | Foreign:
+def open_model(path: str) -> Source | Foreign:
     """Open a source of `opened`. If that fails, use the reader that converts its format.
 
     Raises

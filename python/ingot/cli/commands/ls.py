@@ -9,12 +9,12 @@ import click
 
 from ingot.cli import arguments
 from ingot.cli.screen import Column, OfEach, Screen, csv, plural, printing, shape
-from ingot.cli.sources import chosen, looked_into, models_of
+from ingot.cli.sources import chosen, models_of, open_model
 from ingot.errors import TensorNotFoundError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot.cli.sources import Looked, Row
+    from ingot.cli.sources import Opened, Row
     from ingot.typing import Glob
 
 _SHORT = (Column("name"), Column("dtype"), Column("shape"))
@@ -53,7 +53,7 @@ def command(
     models = models_of(paths)
     if len(models) > 1:
         return _of_models(screen, models, long, lambda source: _listed(source, sort, reverse, keys, drop))
-    source = looked_into(models[0])
+    source = open_model(models[0])
     infos = _listed(source, sort, reverse, keys, drop)
     if screen.as_json:
         screen.answer({"tensors": [described(source, info) for info in infos]})
@@ -68,29 +68,29 @@ def command(
 
 
 def _of_models(
-    screen: Screen, models: Sequence[str], long: bool, listed: Callable[[Looked], Sequence[Row]]
+    screen: Screen, models: Sequence[str], long: bool, listed: Callable[[Opened], Sequence[Row]]
 ) -> int:
     """Print the tensors of several models as one table."""
     missing: list[str] = []
 
-    def look(model: str) -> tuple[Looked, Sequence[Row]]:
-        source = looked_into(model)
+    def rows_of(model: str) -> tuple[Opened, Sequence[Row]]:
+        source = open_model(model)
         try:
             return source, listed(source)
         except TensorNotFoundError:
             missing.append(model)
             return source, ()
 
-    looked = OfEach(screen, models, look)
-    found = [both for _, both in looked.found]
+    results = OfEach(screen, models, rows_of)
+    found = [both for _, both in results.found]
     if missing and len(missing) == len(found):
         raise click.UsageError(f"{plural(len(missing), 'model')}: no tensor has a name of --keys and --drop")
     if screen.as_json:
         every = [
             {"path": one.path, "tensors": [described(one, info) for info in infos]} for one, infos in found
         ]
-        screen.answer({"models": looked.in_order(every)})
-        return looked.status
+        screen.answer({"models": results.in_order(every)})
+        return results.status
     columns = (*_LONG, *_PLACES) if long else _SHORT
     rows = (
         (source.path, *row)
@@ -98,22 +98,22 @@ def _of_models(
         for row in (_long_rows(screen, source, infos) if long else _rows(infos))
     )
     screen.table((Column("model"), *columns), rows)
-    return looked.status
+    return results.status
 
 
-def _listed(source: Looked, sort: str, reverse: bool, keys: Glob | None, drop: Glob | None) -> Sequence[Row]:
+def _listed(source: Opened, sort: str, reverse: bool, keys: Glob | None, drop: Glob | None) -> Sequence[Row]:
     infos = chosen(source, _sorted(source, sort), keys, drop)
     return infos[::-1] if reverse else infos
 
 
-def _sorted(source: Looked, sort: str) -> Sequence[Row]:
+def _sorted(source: Opened, sort: str) -> Sequence[Row]:
     if sort == "file":
         return source.infos()
     infos: Sequence[Row] = source.in_natural_order()
     return sorted(infos, key=lambda info: -(info.nbytes or 0)) if sort == "size" else infos
 
 
-def described(source: Looked, info: Row) -> dict[str, object]:
+def described(source: Opened, info: Row) -> dict[str, object]:
     """Return the facts of a tensor for ``--json``."""
     return {
         "name": info.name,
@@ -141,7 +141,7 @@ def _rows(infos: Sequence[Row]) -> Iterator[tuple[str, str, str]]:
     return zip(map(attrgetter("name"), infos), map(attrgetter("dtype"), infos), shapes, strict=True)
 
 
-def _long_rows(screen: Screen, source: Looked, infos: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+def _long_rows(screen: Screen, source: Opened, infos: Sequence[Row]) -> Iterator[tuple[str, ...]]:
     for info, short in zip(infos, _rows(infos), strict=True):
         counts = (_known(str, info.parameter_count), _known(screen.size, info.nbytes))
         yield *short, *counts, _known(str, info.begin), _known(str, info.end), source.file_name_of(info.name)

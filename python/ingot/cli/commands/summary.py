@@ -23,12 +23,12 @@ from ingot.cli.screen import (
     shown,
     status,
 )
-from ingot.cli.sources import looked_into, models_of
+from ingot.cli.sources import models_of, open_model
 from ingot.cli.table import cut, wrapped
 from ingot.errors import SafetensorError
 
 if TYPE_CHECKING:
-    from ingot.cli.sources import Looked, Row
+    from ingot.cli.sources import Opened, Row
 
 # The most items of each list, so that the summary fits on a screen of 24 lines.
 _LINES = 5
@@ -76,7 +76,7 @@ def command(screen: Screen, paths: tuple[str, ...]) -> int:
     models = models_of(paths)
     if len(paths) > 1 or models != [*paths] or screen.as_csv:
         return _table(screen, models)
-    source = looked_into(models[0])
+    source = open_model(models[0])
     infos: Sequence[Row] = source.infos()
     dtypes = _totals(infos)
     if screen.as_json:
@@ -136,7 +136,7 @@ def _table(screen: Screen, models: Sequence[str]) -> int:
 
 
 def _row(model: str) -> dict[str, Any]:
-    source = looked_into(model)
+    source = open_model(model)
     metadata = source.metadata()
     found = _kind(source, source.infos())
     title = next((metadata[key] for key in _TITLES if metadata.get(key)), None)
@@ -168,7 +168,7 @@ def _alpha(alpha: float | str | None) -> str | None:
     return alpha if alpha is None or isinstance(alpha, str) else f"{alpha:g}"
 
 
-def _kind(source: Looked, infos: Sequence[Row]) -> Kind:
+def _kind(source: Opened, infos: Sequence[Row]) -> Kind:
     return kind_of(infos, source.metadata(), configurations(source.index or source.files[0]))
 
 
@@ -188,7 +188,7 @@ def _sum(dtypes: dict[str, Totals]) -> Totals:
     return Totals(*map(sum, zip(*dtypes.values(), strict=True))) if dtypes else Totals()
 
 
-def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> dict[str, object]:
+def _facts(source: Opened, infos: Sequence[Row], dtypes: dict[str, Totals]) -> dict[str, object]:
     total = _sum(dtypes)
     return {
         "path": source.path,
@@ -205,7 +205,7 @@ def _facts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> d
     }
 
 
-def _parts(source: Looked, infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
+def _parts(source: Opened, infos: Sequence[Row], dtypes: dict[str, Totals]) -> list[tuple[str, list[str]]]:
     total = _sum(dtypes)
     parameters = total.parameters
     text = _kind(source, infos).text
@@ -258,7 +258,7 @@ def _metadata(pairs: dict[str, str]) -> list[str]:
     return _first([f"{key}: {abridged(value)}" for key, value in pairs.items()], "key")
 
 
-def _others(source: Looked) -> list[str]:
+def _others(source: Opened) -> list[str]:
     return _first([f"{one.name}: {one.kind} {one.value}".rstrip() for one in source.others()], "value")
 
 
