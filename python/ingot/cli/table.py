@@ -295,7 +295,7 @@ def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
         return dict(zip(distinct, distinct, strict=True))
     # Words that all texts have, such as a folder and an ending, are cut first.
     ends = _common_ends(distinct, whole_words=True)
-    found = _told_apart(distinct, width, set(), ends) if len(distinct) > 1 and any(ends) else {}
+    found = _distinct_middles(distinct, width, set(), ends) if len(distinct) > 1 and any(ends) else {}
     if found:
         return found
     cuts = {text: cut(text, width) for text in distinct}
@@ -308,7 +308,7 @@ def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
             found = _without_common_words(group, width, taken)
             found = (
                 found
-                or _told_apart(group, width, taken, _common_ends(group))
+                or _distinct_middles(group, width, taken, _common_ends(group))
                 or {text: text for text in group}
             )
             taken.update(found.values())
@@ -316,7 +316,7 @@ def distinct_cuts(texts: Iterable[str], width: int) -> dict[str, str]:
     return cuts
 
 
-def _told_apart(texts: list[str], width: int, taken: set[str], ends: tuple[int, int]) -> dict[str, str]:
+def _distinct_middles(texts: list[str], width: int, taken: set[str], ends: tuple[int, int]) -> dict[str, str]:
     """Return cuts without the ends that all texts have in common, or nothing if that is too long."""
     begin, end = ends
     middles = {text: text[begin : len(text) - end] for text in texts}
