@@ -209,7 +209,7 @@ def large_tensor(bench: Bench, folder: Path) -> None:
                 assert page.locator(".card button").count() == 0
                 # All of it was counted: it is a hole, of zeros.
                 zeros = {"f32": 250_000_000, "bf16": 500_000_000}[name]
-                assert f"{zeros:,} (100 %)" in page.inner_text("main")
+                assert f"{zeros:,} (100\u00a0%)" in page.inner_text("main")
                 return took
 
         times = bench.each(take)
