@@ -197,7 +197,7 @@ export class Rows {
     );
   }
 
-  /** The names of rows, and what is shown of them. */
+  /** The names of rows, and the parts of them that fit. */
   #namesFrom(first, last) {
     const labels = Array.from({ length: Math.max(0, last - first) }, (_, n) => this.#labelOf(this.#nodes[first + n]));
     const names = labels.map((label, n) => this.#nameOf(first + n, partsOf(label, labels)));
@@ -313,7 +313,7 @@ function rowOf(columns) {
   return h("div", { role: "row", class: "row" }, cells);
 }
 
-/** A very long name without the parts that do not tell it from others. */
+/** A very long name, cut to its ends and to the parts near its differences from the others. */
 function partsOf(name, others) {
   if (name.length <= LONGEST) return name;
   const places = others.map((other) => (other === name ? 0 : firstDifference(name, other)));

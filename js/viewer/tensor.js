@@ -523,7 +523,7 @@ function fitted(place, kept, onFit) {
   }).observe(place);
 }
 
-/** Scrolls a value to the middle, and gives its table the keys. */
+/** Scrolls a value to the middle, and moves the focus to its table. */
 function reveal(cell) {
   cell.closest(".scroll").focus({ preventScroll: true });
   cell.scrollIntoView({ block: "center", inline: "nearest" });

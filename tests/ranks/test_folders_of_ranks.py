@@ -674,7 +674,7 @@ def test_failure_in_each_common_step_is_raised_on_all(bad: int, tmp_path: Path, 
 
 
 def save_beyond(folder: Path, limit: int) -> tuple[str, str, list[int]]:
-    """Save on two ranks, of which the last may write files of `limit` bytes only."""
+    """Save on two ranks. The last rank can write files of `limit` bytes only."""
     import resource
 
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

@@ -139,7 +139,7 @@ class Tied(torch.nn.Module):
 
 
 def write_together(folder):
-    """Write three steps on this rank, of which the second fails."""
+    """Write three steps on this rank. The second step fails."""
     mesh = init_device_mesh("cpu", (2,))
     model, rank = Tied(mesh), torch.distributed.get_rank()
     writer = DeltaWriter(model, folder / "weights")

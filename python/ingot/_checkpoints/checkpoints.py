@@ -109,7 +109,7 @@ class Checkpoints:
         ``("loss", "min", 2)`` keeps the two steps with the smallest metric ``"loss"``.
     framework : {"torch", "flax", "numpy"}, optional
         The framework whose functions save and load the states. By default the framework of the objects in the
-        state. If there are none, the framework that saved the step if it is imported, else NumPy.
+        state. For a state without objects, the framework that saved the step if it is imported, else NumPy.
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that use the directory together: by default all, if torch.distributed is initialised before
         the first call. Each of them makes every call, with the same arguments.

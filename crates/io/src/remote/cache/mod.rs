@@ -53,7 +53,7 @@ const TAG: (&str, &str) = (
 /// The reason for the last time that a cache was not used.
 static REASON: Mutex<Option<String>> = Mutex::new(None);
 
-/// Return why a cache was not used in this process, the last time that it was not.
+/// Return the reason why this process last read without its cache. `None` if it never did.
 #[must_use]
 pub fn why_uncached() -> Option<String> {
     locked(&REASON).clone()
