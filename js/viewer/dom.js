@@ -99,7 +99,7 @@ export function card(error) {
 export function download(name, blob) {
   const link = h("a", { download: name, href: URL.createObjectURL(blob) });
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
 
 /** A button that copies text to the clipboard and confirms it. */
