@@ -243,6 +243,7 @@ UPLOADS ?= 2000
 CHECKPOINTS_KILLS ?= 1000
 REPLACEMENTS ?= 2000
 NODES ?= 100000
+SEEDS ?= 10000
 HEADERS ?= 1000000
 SOAK ?= 7200
 nightly: export INGOT_RECORD := $(RECORD)
@@ -268,6 +269,7 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		-o faulthandler_timeout=0
 	INGOT_SOAK=$(SOAK) $(BIN)/python -m pytest tests/hostile/processes/test_soak.py -o faulthandler_timeout=0
 	$(MAKE) test-orders
+	INGOT_SEEDS=$(SEEDS) cargo test $(CARGO_FLAGS) --package ingot-io --lib -- in_every_order_of_the_streams
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 	scripts/proof $(RECORD)
 

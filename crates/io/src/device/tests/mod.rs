@@ -165,9 +165,14 @@ fn outcome(seed: u64, mistake: usize) -> bool {
     is_right
 }
 
+/// The number of seeds of a test: `INGOT_SEEDS`, or `usual`.
+fn seeds(usual: u64) -> u64 {
+    std::env::var("INGOT_SEEDS").map_or(usual, |seeds| seeds.parse().unwrap())
+}
+
 #[test]
 fn every_byte_is_right_in_every_order_of_the_streams() {
-    for seed in 0..2_000 {
+    for seed in 0..seeds(2_000) {
         assert!(outcome(seed, 0), "seed {seed}");
     }
 }
