@@ -194,6 +194,21 @@ fn at(address: u64) -> Outcome<usize> {
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(place: *mut u64, nbytes: usize) -> c_int {
+    within("cuMemAlloc_v2", |simulator, ordinal| {
+        let address = simulator.allocate(ordinal, nbytes)?;
+        let address = u64::try_from(address).map_err(|_| INVALID_VALUE)?;
+        // SAFETY: the caller's contract.
+        unsafe { answer(place, address) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(address: u64) -> c_int {
+    within("cuMemFree_v2", |simulator, _| simulator.free(at(address)?))
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, flags: c_uint) -> c_int {
     within("cuStreamCreate", |simulator, ordinal| {
         // Streams that synchronise with the legacy stream are not simulated.
@@ -235,6 +250,29 @@ pub unsafe extern "C" fn cuStreamIsCapturing(stream: *mut c_void, status: *mut c
         let stream = simulator.stream(stream.addr(), ordinal)?;
         // SAFETY: the caller's contract.
         unsafe { answer(status, simulator.capture_status(stream)) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamBeginCapture_v2(stream: *mut c_void, mode: c_int) -> c_int {
+    within("cuStreamBeginCapture_v2", |simulator, ordinal| {
+        // Captures in other modes are not simulated.
+        if mode != Mode::Global.number() {
+            return Err(INVALID_VALUE);
+        }
+        let stream = simulator.stream(stream.addr(), ordinal)?;
+        simulator.capture(stream, true)
+    })
+}
+
+/// Ends a capture. The graph is null: this driver does not record work in graphs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(stream: *mut c_void, graph: *mut *mut c_void) -> c_int {
+    within("cuStreamEndCapture", |simulator, ordinal| {
+        let stream = simulator.stream(stream.addr(), ordinal)?;
+        // SAFETY: the caller's contract.
+        unsafe { answer(graph, std::ptr::null_mut()) }?;
+        simulator.capture(stream, false)
     })
 }
 

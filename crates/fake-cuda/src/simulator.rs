@@ -23,10 +23,12 @@ const CONTEXT: usize = 0x5000_0000;
 const RESETS: usize = 0x100;
 
 /// Calls on streams that are not captured that do not invalidate a capture.
-const HARMLESS: [&str; 11] = [
+const HARMLESS: [&str; 13] = [
     "cuInit",
     "cuThreadExchangeStreamCaptureMode",
     "cuStreamIsCapturing",
+    "cuStreamBeginCapture_v2",
+    "cuStreamEndCapture",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceGet",
