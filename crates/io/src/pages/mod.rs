@@ -38,11 +38,12 @@ impl Pages {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len()) }
     }
 
-    /// Request memory from the system for an untouched range at once, which is faster than page by page.
+    /// Request memory from the system for a range at once, which is faster than page by page. The range is untouched, or its
+    /// bytes do not matter: some systems write zeros.
     pub(crate) fn populate(&mut self, range: Range<usize>) {
         let fresh = &mut self.bytes_mut()[range];
-        // SAFETY: requires bytes that may be written, are zero, and that no other code uses: `fresh` is borrowed
-        // exclusively, and no code has written to it since the system mapped it.
+        // SAFETY: requires bytes that may be written, whose values do not matter, and that no other code uses: `fresh` is
+        // borrowed exclusively, and the caller does not need its bytes.
         unsafe { populate(fresh.as_mut_ptr(), fresh.len()) };
     }
 }
@@ -69,6 +70,20 @@ mod tests {
             pages.bytes_mut().fill(7);
             assert!(pages.bytes().iter().all(|byte| *byte == 7));
         }
+    }
+
+    #[test]
+    fn offered_pages_have_old_bytes_or_zeros_and_keep_what_is_written_to_them() {
+        let mut pages = Pages::allocate(1 << 20).unwrap();
+        pages.bytes_mut().fill(7);
+        let Some(mut pages) = pages.offered() else {
+            assert_ne!(std::env::consts::OS, "linux");
+            return;
+        };
+        assert!(pages.bytes().iter().all(|byte| [0, 7].contains(byte)));
+        pages.populate(0..1 << 20);
+        pages.bytes_mut().fill(9);
+        assert!(pages.bytes().iter().all(|byte| *byte == 9));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::ops::Range;
 
 #[cfg(target_os = "linux")]
-use memmap2::Advice;
+use memmap2::{Advice, UncheckedAdvice};
 use memmap2::{MmapMut, MmapRaw};
 
 /// Private memory of this process.
@@ -46,6 +46,21 @@ impl Pages {
 
     #[cfg(not(target_os = "linux"))]
     pub(crate) fn keep_from_children(&self) {}
+
+    /// Offer all pages to the system, which takes them when it needs memory. Each byte is an old one or zero from then on,
+    /// until its page is written to. Return None if the system cannot do that.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn offered(self) -> Option<Pages> {
+        // SAFETY: `unchecked_advise` requires that no code relies on the bytes: `self` is the only way to them, so no slice
+        // lives, and the caller knows that they are old or zero.
+        let offered = unsafe { self.0.unchecked_advise(UncheckedAdvice::Free) };
+        offered.is_ok().then_some(self)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn offered(self) -> Option<Pages> {
+        None
+    }
 }
 
 /// Request pages for fresh memory. A failure is ignored: the first write to each page then requests it.

@@ -50,6 +50,11 @@ impl Pages {
 
     /// There is no `fork`.
     pub(crate) fn keep_from_children(&self) {}
+
+    /// Memory is returned at once.
+    pub(crate) fn offered(self) -> Option<Pages> {
+        None
+    }
 }
 
 impl Drop for Pages {
@@ -70,7 +75,8 @@ const PAGE_NBYTES: usize = 4096;
 /// missing page it costs two faults, and the second flushes the translation caches of all threads' processors.
 ///
 /// # Safety
-/// The `nbytes` bytes from `start` on are mapped for writing, zero, and used by no other code during the call.
+/// The `nbytes` bytes from `start` on are mapped for writing, their values do not matter, and no other code uses them
+/// during the call.
 pub(crate) unsafe fn populate(start: *mut u8, nbytes: usize) {
     for at in (0..nbytes).step_by(PAGE_NBYTES) {
         // SAFETY: `write_volatile` requires a byte that may be written: `at` is less than `nbytes`, and the caller promised

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::thread;
 
-use ingot_format::{Layout, StopFlag};
+use ingot_format::{Layout, StopFlag, locked, to_usize};
 
 use super::write::pieces::{PIECE, Pieces};
 use crate::error::{Error, Failure, of_step, step, unstorable};
@@ -22,9 +22,39 @@ const PARALLEL: u64 = 8 << 20;
 /// The most threads that copy.
 const THREADS: usize = 16;
 
+/// Blocks of snapshots that were written, for the next ones.
+static SPARE: Spare = Spare(Mutex::new(Vec::new()));
+
+/// Blocks of [`BLOCK`] bytes that no snapshot uses. They are offered to the system, which takes their pages when it needs
+/// memory.
+///
+/// A training job takes a snapshot again and again, and finding memory takes longer than filling it.
+#[derive(Debug)]
+struct Spare(Mutex<Vec<Pages>>);
+
+impl Spare {
+    /// Remove and return at most `most` blocks. Their bytes do not matter.
+    fn take(&self, most: usize) -> Vec<Pages> {
+        // After a fork, a lock that another thread held stays locked. So a locked one counts as empty.
+        let Ok(mut spare) = self.0.try_lock() else {
+            return Vec::new();
+        };
+        let first = spare.len().saturating_sub(most);
+        spare.split_off(first)
+    }
+
+    fn keep(&self, blocks: impl Iterator<Item = Pages>) {
+        if let Ok(mut spare) = self.0.try_lock() {
+            let whole = blocks.filter(|block| block.len() == BLOCK);
+            spare.extend(whole.filter_map(Pages::offered));
+        }
+    }
+}
+
 /// The bytes of payloads, copied.
 ///
-/// Most of the time goes into finding memory, so the memory is of huge pages, each populated just before it is written to.
+/// Most of the time goes into finding memory, so the memory is of huge pages, each populated just before it is written to, and
+/// kept for the next snapshot.
 ///
 /// ```
 /// use ingot_format::{Dtype, Format, Spec, layout};
@@ -46,6 +76,12 @@ pub struct Snapshot {
     blocks: Vec<Pages>,
 }
 
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        SPARE.keep(self.blocks.drain(..));
+    }
+}
+
 impl Snapshot {
     /// Copy `payloads`, one for each tensor of `layout`, in order. Errors name the destination file `path`.
     ///
@@ -63,9 +99,10 @@ impl Snapshot {
         let pieces = sized.map_err(unstorable(path))?;
         let count = pieces.count().div_ceil(PIECES_IN_BLOCK);
         let blocks: Vec<OnceLock<Pages>> = (0..count).map(|_| OnceLock::new()).collect();
+        let spare = Mutex::new(SPARE.take(to_usize(pieces.nbytes()).unwrap_or(0) / BLOCK));
         let copy = |block: usize, stop: StopFlag<'_>| -> Result<usize, Error> {
             // Each block is copied by one thread, so nothing is there yet.
-            let _ = blocks[block].set(copied(&pieces, block, path, stop)?);
+            let _ = blocks[block].set(copied(&pieces, block, &spare, path, stop)?);
             Ok(0)
         };
         let threads = if pieces.nbytes() < PARALLEL {
@@ -100,10 +137,18 @@ fn is_fetched(pieces: &Pieces<'_>, block: usize) -> bool {
     pieces_of(pieces, block).any(|piece| pieces.is_fetched(piece))
 }
 
-fn copied(pieces: &Pieces<'_>, block: usize, path: &Path, stop: StopFlag<'_>) -> Result<Pages, Error> {
+/// Copy a block, into one of `spare` if it is a whole one.
+fn copied(
+    pieces: &Pieces<'_>,
+    block: usize,
+    spare: &Mutex<Vec<Pages>>,
+    path: &Path,
+    stop: StopFlag<'_>,
+) -> Result<Pages, Error> {
     let lens = pieces_of(pieces, block).map(|piece| pieces.len(piece));
     let len = lens.sum();
-    let mut copy = Pages::allocate(len).map_err(|source| {
+    let kept = (len == BLOCK).then(|| locked(spare).pop()).flatten();
+    let mut copy = kept.map_or_else(|| Pages::allocate(len), Ok).map_err(|source| {
         let failure = Failure::OutOfMemory {
             nbytes: pieces.nbytes(),
             source: Some(source),
@@ -149,6 +194,23 @@ mod tests {
             assert!(std::fs::read(&path).unwrap() == expected, "{len}");
             assert_eq!(snapshot.blocks.len(), (len + 3).div_ceil(BLOCK));
         }
+    }
+
+    #[test]
+    fn whole_blocks_are_kept_for_the_next_snapshot() {
+        let spare = Spare(Mutex::new(Vec::new()));
+        spare.keep(
+            [5, BLOCK, BLOCK]
+                .into_iter()
+                .map(|len| Pages::allocate(len).unwrap()),
+        );
+        let kept = if cfg!(target_os = "linux") { 2 } else { 0 };
+        assert_eq!(spare.take(1).len(), kept.min(1));
+        let rest = spare.take(5);
+        assert_eq!(rest.len(), kept / 2);
+        assert!(rest.iter().all(|block| block.len() == BLOCK));
+        let _held = spare.0.lock().unwrap();
+        assert!(spare.take(1).is_empty());
     }
 
     #[test]
