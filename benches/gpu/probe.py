@@ -74,12 +74,12 @@ LOADS: list[tuple[str, dict[str, Any]]] = [
 
 #: Changes of ingot's way to save with `snapshot="host"`.
 SNAPSHOTS: list[tuple[str, dict[str, Any]]] = [
-    ("ingot: two slots for each thread, fresh huge pages", {}),
+    ("ingot's first snapshot: two slots for each thread, fresh huge pages", {}),
     ("one slot for each thread", {"held": 1}),
     ("8 threads", {"threads": 8}),
     ("4 threads", {"threads": 4}),
     ("slots of 2 MiB", {"chunk": 2 * MIB}),
-    ("pages that were used before", {"fresh": 0}),
+    ("ingot's later snapshots: pages that were used before", {"fresh": 0}),
     ("pages that were used before, one slot for each thread", {"fresh": 0, "held": 1}),
 ]
 
