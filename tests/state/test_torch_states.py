@@ -7,6 +7,7 @@ import cProfile
 import inspect
 import json
 import random
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -719,3 +720,87 @@ def test_load_state_refuses_the_state_of_another_class(tmp_path: Path) -> None:
         load_state(tmp_path / "s", into={"model": model, "scheduler": steps})
     other = {"model": model, "optimizer": torch.optim.Adam(model.parameters())}
     assert load_state(tmp_path / "s", into=other)["optimizer"] is other["optimizer"]
+
+
+Schedulers = torch.optim.lr_scheduler
+# What was saved, what is loaded, and the error. Torch fails over most of them half-way, by a bare KeyError.
+OTHER_SCHEDULERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
+    "StepLR in SequentialLR": (
+        lambda optimizer: Schedulers.StepLR(optimizer, 2),
+        SCHEDULERS["SequentialLR"],
+        "`scheduler`: expected the state of a SequentialLR with _milestones, _schedulers, "
+        "found one with base_lrs, gamma, step_size in the file",
+    ),
+    "SequentialLR in StepLR": (
+        SCHEDULERS["SequentialLR"],
+        lambda optimizer: Schedulers.StepLR(optimizer, 2),
+        "`scheduler`: expected the state of a StepLR with base_lrs, gamma, step_size, "
+        "found one with _milestones, _schedulers in the file",
+    ),
+    "ConstantLR in LambdaLR": (
+        Schedulers.ConstantLR,
+        SCHEDULERS["LambdaLR"],
+        "`scheduler`: expected the state of a LambdaLR with lr_lambdas, found one with factor, total_iters",
+    ),
+    "SequentialLR in ChainedScheduler": (
+        SCHEDULERS["SequentialLR"],
+        lambda optimizer: Schedulers.ChainedScheduler([Schedulers.StepLR(optimizer, 2)]),
+        "`scheduler`: expected the state of a ChainedScheduler, found one with _milestones, last_epoch in",
+    ),
+    "StepLR in ExponentialLR": (
+        lambda optimizer: Schedulers.StepLR(optimizer, 2),
+        lambda optimizer: Schedulers.ExponentialLR(optimizer, 0.9),
+        "`scheduler`: expected the state of a ExponentialLR, found one with step_size in the file",
+    ),
+    "ExponentialLR in StepLR": (
+        lambda optimizer: Schedulers.ExponentialLR(optimizer, 0.9),
+        lambda optimizer: Schedulers.StepLR(optimizer, 2),
+        "`scheduler`: expected the state of a StepLR with step_size, found one without them in the file",
+    ),
+    "others within": (
+        SCHEDULERS["SequentialLR"],
+        lambda optimizer: Schedulers.SequentialLR(
+            optimizer, [Schedulers.ConstantLR(optimizer), Schedulers.ExponentialLR(optimizer, 0.9)], [3]
+        ),
+        "`scheduler._schedulers[1]`: expected the state of a ExponentialLR, found one with step_size",
+    ),
+    "fewer within": (
+        SCHEDULERS["SequentialLR"],
+        lambda optimizer: Schedulers.SequentialLR(optimizer, [Schedulers.ConstantLR(optimizer)], []),
+        "`scheduler`: expected 1 schedulers in the SequentialLR, found 2 in the file",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SCHEDULERS)
+def test_load_state_refuses_the_state_of_another_scheduler(name: str, path: Path) -> None:
+    save, load, says = OTHER_SCHEDULERS[name]
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    save_state({"model": model, "scheduler": save(optimizer)}, path)
+    assert_refused(path, "scheduler", load(optimizer), says, "state-names")
+
+
+def assert_refused(path: Path, key: str, own: Any, says: str, code: str) -> None:
+    """Load into `own`, which is refused before the model changes."""
+    model = network(1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with raises(ingot.CheckpointError, re.escape(says), code=code):
+        load_state(path, into={"model": model, key: own})
+    assert_equal(dict(model.state_dict()), before)
+
+
+def test_load_state_refuses_the_states_of_other_objects(path: Path) -> None:
+    """They have changed places, or the scaler was disabled when it was saved."""
+    optimizer = torch.optim.SGD(network().parameters(), lr=0.1)
+    scheduler, scaler = Schedulers.StepLR(optimizer, 2), torch.amp.GradScaler("cpu")
+    save_state({"model": network(), "optimizer": scheduler, "scaler": optimizer, "scheduler": 3}, path)
+    says = "`optimizer`: expected the state of a SGD with param_groups, state, found one with "
+    assert_refused(path, "optimizer", optimizer, says, "optimizer-state")
+    says = "`scaler`: expected the state of a GradScaler with _growth_tracker, backoff_factor, growth_factor"
+    assert_refused(path, "scaler", scaler, says, "state-names")
+    says = "`scheduler`: expected the state of a StepLR, found a int"
+    assert_refused(path, "scheduler", scheduler, says, "state-names")
+    save_state({"model": network(), "scaler": torch.amp.GradScaler("cpu", enabled=False)}, path)
+    says = "found one without them in the file"
+    assert_refused(path, "scaler", scaler, says, "state-names")

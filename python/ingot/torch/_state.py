@@ -18,7 +18,7 @@ from ingot._read.door import Reads
 from ingot._read.load import tensors
 from ingot._read.moves import Moving
 from ingot._read.select import Label
-from ingot._state import optimizers
+from ingot._state import optimizers, schedulers
 from ingot._state.decoder import fault
 from ingot._state.face import Prepared, States, other_shape, payload
 from ingot._state.objects import TreePath, is_live, spelled, within
@@ -125,12 +125,12 @@ class _States(States):
             _plan_module(live, unwrapped(live.value), restoring)
             return
         super().plan(live, restoring)
-        if isinstance(live.value, torch.optim.Optimizer) and optimizers.is_of_parameters(live.state):
+        if isinstance(live.value, torch.optim.Optimizer):
             _plan_optimizer(live, restoring)
         elif isinstance(live.value, torch.optim.lr_scheduler.LRScheduler):
-            own = {name for name in live.value.state_dict() if not name.startswith("_")}
-            stored = {name for name in live.state if not name.startswith("_")}
-            _refuse_other_class(live, own - stored, stored - own, "state-names", restoring)
+            _plan_scheduler(live, restoring)
+        elif isinstance(live.value, torch.amp.GradScaler):
+            _plan_scaler(live, restoring)
 
     def state_for(self, live: Live, restoring: Restoring) -> Any:
         if isinstance(live.value, torch.nn.Module):
@@ -237,26 +237,61 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _refuse_other_class(
-    live: Live, lacking: set[str], unknown: set[str], code: str, restoring: Restoring
+    restoring: Restoring, path: TreePath, kind: type, lacking: set[str], unknown: set[str], code: str
 ) -> None:
-    """Raise for the state of another class, which `load_state_dict` of torch takes without a word.
-
-    Versions of one class differ too, but rarely by names on both sides.
-    """
-    kind = type(live.value)
-    if not lacking or not unknown or not kind.load_state_dict.__module__.startswith("torch."):
-        return
-    reason = f"expected the state of a {kind.__name__} with {', '.join(sorted(lacking))}"
+    """Raise for the state of another class, which torch takes without a word or fails over half-way."""
+    expected = f"expected the state of a {kind.__name__}"
+    if lacking:
+        expected += f" with {', '.join(sorted(lacking))}"
+    found = f"one with {', '.join(sorted(unknown))}" if unknown else "one without them"
     way_out = "make an object of the class that was saved, or leave it out of `into` to begin anew"
-    message = f"{reason}, found one with {', '.join(sorted(unknown))} in the file: {way_out}"
-    raise fault(restoring.shown, live.path, message, code)
+    raise fault(restoring.shown, path, f"{expected}, found {found} in the file: {way_out}", code)
+
+
+def _names_in(live: Live, restoring: Restoring, code: str) -> set[str]:
+    """Return the names in the state of an object that torch's own code loads."""
+    if not isinstance(live.state, Mapping):
+        reason = f"expected the state of a {type(live.value).__name__}, found a {type(live.state).__name__}"
+        raise fault(restoring.shown, live.path, reason, code)
+    return {*live.state}
+
+
+def _plan_scheduler(live: Live, restoring: Restoring) -> None:
+    """Compare the state of a scheduler, and of the schedulers within it, with their classes."""
+    if not schedulers.is_of_torch(live.value):
+        return
+    _names_in(live, restoring, "state-names")
+    try:
+        others = [*schedulers.others(live.value, live.state, live.path)]
+    except ValueError as error:
+        raise fault(restoring.shown, live.path, f"{error}", "state-names") from None
+    for path, kind, lacking, unknown in others:
+        _refuse_other_class(restoring, path, kind, lacking, unknown, "state-names")
+
+
+def _plan_scaler(live: Live, restoring: Restoring) -> None:
+    """Raise for a state without the names that a scaler needs. The state of a disabled one is empty."""
+    if schedulers.is_of_torch(live.value):
+        own, stored = {*live.value.state_dict()}, _names_in(live, restoring, "state-names")
+        if own - stored:
+            kind = type(live.value)
+            _refuse_other_class(restoring, live.path, kind, own - stored, stored - own, "state-names")
 
 
 def _plan_optimizer(live: Live, restoring: Restoring) -> None:
     """Compare the state of an optimizer with its parameters, and plan its destinations."""
-    optimizer, names = live.value, _names(live, restoring)
+    optimizer, is_of_torch = live.value, schedulers.is_of_torch(live.value)
+    if not optimizers.is_of_parameters(live.state):
+        if is_of_torch:
+            stored, own = _names_in(live, restoring, "optimizer-state"), {"param_groups", "state"}
+            kind = type(optimizer)
+            _refuse_other_class(restoring, live.path, kind, own - stored, stored - own, "optimizer-state")
+        return
+    names = _names(live, restoring)
     lacking, unknown = optimizers.other_options(optimizer, live.state)
-    _refuse_other_class(live, lacking, unknown, "optimizer-state", restoring)
+    # Versions of one class differ too, but rarely by names on both sides.
+    if is_of_torch and lacking and unknown:
+        _refuse_other_class(restoring, live.path, type(optimizer), lacking, unknown, "optimizer-state")
     try:
         state = optimizers.by_place(optimizer, live.state, names)
     except ValueError as error:
