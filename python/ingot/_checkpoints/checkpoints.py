@@ -42,6 +42,7 @@ from ingot._state.commit import (
 )
 from ingot._state.face import States, checked_types, read_by
 from ingot._state.objects import is_live, is_tensor, within
+from ingot._state.sections import Kept
 from ingot._write.background import SAVES, SaveFuture
 from ingot._write.directory import flush_names, new_folders
 from ingot.errors import (
@@ -184,8 +185,8 @@ class Checkpoints:
         self._framework: str | None = given["framework"]
         self._lease = Lease(self._directory)
         self._ranks = Ranks(process_group)
-        # The plan of the ranks for the structure that was saved last.
-        self._plans: list[Any] = []
+        # For the next save of the same structure.
+        self._kept = Kept()
         # For several threads of the caller. The thread of background saves does not take it.
         self._lock = RLock()
         self._pending: list[SaveFuture] = []
@@ -311,7 +312,7 @@ class Checkpoints:
         how = Saving(
             metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
         )
-        write = _states(framework).prepared(state, ranks, self._plans)
+        write = _states(framework).prepared(state, ranks, self._kept)
         file = tree if ranks.rank == 0 else f"state-{called}-{ranks.rank:05d}.safetensors"
         folder = folder_of(self._directory, step)
         renamed = ranks.first(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
+from itertools import chain
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from ingot.errors import SaveError
 
 from .kinds import KINDS, of_framework
 from .objects import LEAVES, MAX_DEPTH, TreePath, fields_of, is_live, is_tensor, spelled
+from .sections import Section
 
 #: Longer trees are a tensor, since every reader of the file parses the metadata.
 _INLINE_NBYTES = 1 << 20
@@ -25,6 +27,10 @@ _INLINE_NBYTES = 1 << 20
 _SHORT_NBYTES = 1 << 10
 #: Other readers have integers of 64 bits.
 _LARGE = 1 << 63
+#: Dicts of as many values are looked at as a whole, and their tensors are a section.
+_MANY = 1_000
+# A tag for the place of a section while a tree is rendered.
+_SECTION_TAG = "$section"
 
 
 class Raw(NamedTuple):
@@ -43,10 +49,25 @@ class Encoder:
         The framework whose tensors are stored without a mark.
     states : dict of int to object
         The states of live objects, by the ids of these.
+    known : dict of path to Section, optional
+        The sections of an earlier tree. Without it, all nodes are values of JSON.
+
+    Attributes
+    ----------
+    tensors : dict of str to tensor
+        The tensors by name.
+    sections : dict of path to Section
+        The sections of this tree.
     """
 
-    def __init__(self, framework: str, states: Mapping[int, Any]) -> None:
+    def __init__(
+        self, framework: str, states: Mapping[int, Any], known: Mapping[TreePath, Section] | None = None
+    ) -> None:
         self.tensors: dict[str, Any] = {}
+        self.sections: dict[TreePath, Section] = {}
+        self._known = known
+        # The names that are not stored, each with the name of the same tensor.
+        self._tied: dict[str, str] = {}
         self._framework = framework
         self._states = states
         self._nodes = 0
@@ -57,7 +78,23 @@ class Encoder:
 
     def metadata(self, tree: Any) -> dict[str, str]:
         """Split `tree`. Return the metadata that describes it."""
-        return self.described(json_of(self.tree(tree)))
+        return self.described(self.text(self.tree(tree)))
+
+    def text(self, node: Any) -> str:
+        """Return a node of this tree as compact JSON."""
+        found: list[Section] = []
+
+        def placed(section: Section) -> dict[str, int]:
+            found.append(section)
+            return {_SECTION_TAG: len(found) - 1}
+
+        rest, parts = json_of(node, placed), []
+        for place, section in enumerate(found):
+            # Keys of the caller that begin with "$" are stored in another form, and quotes in texts are
+            # escaped.
+            before, _, rest = rest.partition(json_of({_SECTION_TAG: place}))
+            parts += [before, section.text(self._tied)]
+        return "".join([*parts, rest])
 
     def tree(self, tree: Any) -> Any:
         """Split `tree`. Return its node, in which tensors that are stored once have one name."""
@@ -99,6 +136,9 @@ class Encoder:
         raw = None if 8 * len(values) <= _SHORT_NBYTES or self._is_hashed else _numbers(values)
         if raw is not None:
             return {"$numbers": self._store(raw, _called(path))}
+        if len(values) >= _MANY and _are_json(values):
+            self._count(len(values), len(path) + 1, path)
+            return values
         return [self.node(value, (*path, place)) for place, value in enumerate(values)]
 
     def members(self, values: Iterable[Any], path: TreePath) -> Any:
@@ -111,8 +151,11 @@ class Encoder:
     def mapping(self, values: Mapping[Any, Any], path: TreePath) -> Any:
         """Return the node of a dict: an object if its keys allow it, otherwise pairs."""
         if _are_members(values):
-            if values and self._are_plain(values):
+            if values and self._are_plain(values.values()):
                 return self._tensors(values, path)
+            found = self._table(values, path) if len(values) >= _MANY else None
+            if found is not None:
+                return found
             return {key: self.node(value, (*path, key)) for key, value in values.items()}
         pairs = [[self._hashed(key, path), self.node(value, (*path, key))] for key, value in values.items()]
         return {"$dict": pairs}
@@ -131,14 +174,14 @@ class Encoder:
         way_out = "save numbers, texts, lists, dicts or tensors of it instead"
         return _refused(path, f"only pickle could store {found}: {way_out}", "not-plain", called)
 
-    def _are_plain(self, values: Mapping[Any, Any]) -> bool:
+    def _are_plain(self, values: Collection[Any]) -> bool:
         """Return whether all values are tensors of the framework."""
-        kinds = set(map(type, values.values()))
+        kinds = set(map(type, values))
         if self._is_hashed or not kinds.isdisjoint(LEAVES):
             return False
         if kinds <= self._plain:
             return True
-        return all(map(self._is_plain, {type(value): value for value in values.values()}.values()))
+        return all(map(self._is_plain, {type(value): value for value in values}.values()))
 
     def _is_plain(self, value: Any) -> bool:
         """Return whether `value` is a tensor of the framework that is stored as it is."""
@@ -152,13 +195,50 @@ class Encoder:
         self._plain.add(kind)
         return True
 
-    def _tensors(self, values: Mapping[str, Any], path: TreePath) -> dict[str, Any]:
+    def _tensors(self, values: Mapping[str, Any], path: TreePath) -> Any:
         """Return the node of a dict of tensors. It makes no path for each, since there may be many."""
-        self._nodes += len(values)
-        if len(path) >= MAX_DEPTH or self._nodes > MAX_NODES:
-            raise self._too_large(path)
-        prefix = f"{_called(path)}." if path else ""
+        section = self._section([*values], None, [*values.values()], path) if len(values) >= _MANY else None
+        self._count(len(values), len(path) + 1, path)
+        if section is not None:
+            return section
+        prefix = _prefix(path)
         return {key: {"$tensor": self._store(value, prefix + key)} for key, value in values.items()}
+
+    def _table(self, values: Mapping[str, Any], path: TreePath) -> Any:
+        """Return the node of many dicts of tensors, or of values that JSON has. None for other values."""
+        inner = [*values.values()]
+        if {*map(type, inner)} != {dict} or not _are_members({*chain.from_iterable(inner)}):
+            return None
+        leaves = [*chain.from_iterable(map(dict.values, inner))]
+        found: Any = None
+        if _are_json(leaves):
+            found = dict(zip(values, map(dict, inner), strict=True))
+        elif self._are_plain(leaves):
+            found = self._section([*values], [*map(tuple, inner)], leaves, path)
+        if found is not None:
+            self._count(len(inner) + len(leaves), len(path) + 2, path)
+        return found
+
+    def _section(
+        self, keys: list[str], inner: list[tuple[str, ...]] | None, tensors: list[Any], path: TreePath
+    ) -> Section | None:
+        """Store many tensors, and return their node. None if a name is taken."""
+        if self._known is None:
+            return None
+        prefix, known = _prefix(path), self._known.get(path)
+        is_known = known is not None and known.is_of(prefix, keys, inner)
+        found = known if known is not None and is_known else Section(prefix, keys, inner)
+        if not found.are_distinct or not self.tensors.keys().isdisjoint(found.names):
+            return None
+        self.tensors.update(zip(found.names, tensors, strict=True))
+        self.sections[path] = found
+        return found
+
+    def _count(self, nodes: int, depth: int, path: TreePath) -> None:
+        """Count nodes that are not made one by one. Raise if the tree is too large."""
+        self._nodes += nodes
+        if depth > MAX_DEPTH or self._nodes > MAX_NODES:
+            raise self._too_large(path)
 
     def _hashed(self, value: Any, path: TreePath) -> Any:
         before, self._is_hashed = self._is_hashed, True
@@ -210,6 +290,7 @@ class Encoder:
             if counts[place] > 1 and first.setdefault(self.key(value), name) != name:
                 tied[name] = first[self.key(value)]
                 del self.tensors[name]
+        self._tied |= tied
         for inner, tag, name in [*tensors_in(node)] if tied else ():
             if name in tied:
                 inner[tag] = [tied[name], *inner[tag][1:]] if type(inner[tag]) is list else tied[name]
@@ -238,12 +319,26 @@ class Encoder:
         return _refused(path[:3], reason, "state-too-large", MAX_DEPTH)
 
 
-def _are_members(values: Mapping[Any, Any]) -> bool:
-    """Return whether a dict can be an object of JSON: its keys are texts, which do not look like tags."""
+def _are_members(values: Collection[Any]) -> bool:
+    """Return whether keys can be those of an object of JSON: texts, which do not look like tags."""
     # One look at the texts of all keys, since a tree has many small dicts.
     return set(map(type, values)) <= {str} and (
         "$" not in "".join(values) or not any(key.startswith("$") for key in values)
     )
+
+
+def _are_json(values: Collection[Any]) -> bool:
+    """Return whether JSON has all values as they are: texts, None, bools, and integers that are not large."""
+    kinds = {*map(type, values)}
+    if not kinds <= {str, bool, int, type(None)}:
+        return False
+    numbers = [value for value in values if type(value) is int] if int in kinds else [0]
+    return min(numbers) >= -_LARGE and max(numbers) < _LARGE
+
+
+def _prefix(path: TreePath) -> str:
+    """Return the beginning of the names of tensors under a path."""
+    return f"{_called(path)}." if path else ""
 
 
 def _called(path: TreePath) -> str:
@@ -262,9 +357,9 @@ def _refused(path: TreePath, reason: str, code: str, found: object) -> SaveError
     return SaveError(f"{_quoted(place)}: {reason}", code=code, tensor=place, found=found)
 
 
-def json_of(node: Any) -> str:
-    """Return a node as compact JSON."""
-    return json.dumps(node, separators=(",", ":"), allow_nan=False)
+def json_of(node: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """Return a node as compact JSON. `default` returns values of JSON for others."""
+    return json.dumps(node, separators=(",", ":"), allow_nan=False, default=default)
 
 
 def _numbers(values: list[Any]) -> Raw | None:

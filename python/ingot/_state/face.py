@@ -32,6 +32,7 @@ from .commit import Commit
 from .encoder import Encoder, Raw
 from .objects import TreePath, lives_in, spelled
 from .restoring import Contents, Live, Restoring, Stored, selected
+from .sections import Kept
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,15 +178,15 @@ class States:
         """Do the work of `save_state`. The modules in `named_by` are not saved, and name parameters."""
         return self.saved_tree(state, destination, how, self.states_of({**lives_in(state), **named_by}))
 
-    def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
+    def prepared(self, state: Any, ranks: Any, kept: Kept) -> Prepared:
         """Return a function that writes `state` to a path. All `ranks` call it.
 
-        `known` has plans of earlier saves, and then of this one.
+        `kept` is of the save before, and then of this one.
         """
         if ranks.size > 1:
             message = f"{self.framework} has no ranks: save by a Checkpoints of one rank only"
             raise OptionError(message, code="not-by-ranks", found=self.framework)
-        return self._encoded(state, self.states_of(lives_in(state)))
+        return self._encoded(state, self.states_of(lives_in(state)), kept)
 
     def has_parts(self, tree: Any) -> bool:
         """Return whether `tree` has tensors that are divided among ranks."""
@@ -195,11 +196,12 @@ class States:
         self, tree: Any, destination: Path | Writable, how: Saving, states: Mapping[int, Any]
     ) -> ingot.SaveFuture | None:
         """Save a tree, in which `states` replaces live objects, by id."""
-        return self._encoded(tree, states)(destination, how)
+        return self._encoded(tree, states, Kept())(destination, how)
 
-    def _encoded(self, tree: Any, states: Mapping[int, Any]) -> Prepared:
-        encoder = Encoder(self.framework, states)
+    def _encoded(self, tree: Any, states: Mapping[int, Any], kept: Kept) -> Prepared:
+        encoder = Encoder(self.framework, states, kept.sections)
         record = encoder.metadata(tree)
+        kept.sections = encoder.sections
         return partial(self.write, encoder.tensors, record)
 
     def states_of(self, lives: Mapping[TreePath, Any]) -> dict[int, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .objects import TreePath
-from .wrappers import Naming, unwrapped
+from .wrappers import Naming
 
 #: The names of parameters, by their ids.
 Names = dict[int, str]
@@ -49,17 +49,18 @@ def _of_groups(groups: Iterable[Mapping[str, Any]]) -> list[Any]:
     return [*chain.from_iterable(group["params"] for group in groups)]
 
 
-def names_in(lives: Mapping[TreePath, Any]) -> list[tuple[TreePath, Names]]:
+def names_in(namings: Mapping[TreePath, Naming]) -> list[tuple[TreePath, Names]]:
     """Return the names of the parameters of each module."""
     found = []
-    for path, module in lives.items():
-        if isinstance(module, torch.nn.Module):
-            inner = unwrapped(module)
-            named = [*inner.named_parameters(remove_duplicate=False)]
-            bare = Naming(inner).all_bare(name for name, _ in named)
-            # The first name of a parameter stays.
-            pairs = zip(reversed(named), reversed(bare), strict=True)
-            found.append((path, {id(parameter): name for (_, parameter), name in pairs}))
+    for path, naming in namings.items():
+        tensors = naming.walk.tensors
+        # With buffers, which no optimizer has.
+        named = naming.module.named_parameters(remove_duplicate=False) if tensors is None else tensors.items()
+        pairs = [*named]
+        bare = naming.all_bare([name for name, _ in pairs])
+        # The first name of a parameter stays.
+        last = zip(reversed(pairs), reversed(bare), strict=True)
+        found.append((path, {id(one): name for (_, one), name in last}))
     return found
 
 
@@ -82,7 +83,7 @@ def names_for(optimizer: torch.optim.Optimizer, modules: list[tuple[TreePath, Na
 
 def by_name(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """Return the `state_dict` of an optimizer with names in place of integers."""
-    own = [names[id(one)] for one in parameters(optimizer)]
+    own = [*map(names.__getitem__, map(id, parameters(optimizer)))]
     named = dict(zip(_of_groups(state["param_groups"]), own, strict=True))
     groups = [{**group, "params": [named[one] for one in group["params"]]} for group in state["param_groups"]]
     inner = {named.get(one, one): values for one, values in state["state"].items()}

@@ -62,5 +62,5 @@ def is_of_torch(live: Any) -> bool:
 
 
 def _names(state: Mapping[str, Any]) -> set[str]:
-    """Return the names in a state, without those of the base class, which differ between versions."""
+    """Return the names in a state, except for the names of the base class, which differ between versions."""
     return {name for name in state if not name.startswith("_") or name in _MARKS}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from ingot._native import module_tensors
+
+from .objects import TreePath
 
 # The prefixes of torch.compile, activation checkpointing and FSDP. No other module has such names.
 _PREFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
@@ -24,11 +28,55 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
         module = inner
 
 
+class Walked(NamedTuple):
+    """What a walk through a module has found.
+
+    Attributes
+    ----------
+    tensors : dict of str to tensor, optional
+        The parameters and persistent buffers in the order of `state_dict`. None if hooks or methods of a
+        module may change what `state_dict` returns.
+    may_be_parallel : bool
+        Whether a module in it may be a ``DistributedDataParallel``.
+    """
+
+    tensors: dict[str, torch.Tensor] | None
+    may_be_parallel: bool
+
+
+def walked(module: torch.nn.Module) -> Walked:
+    """Walk through a module, which may have many modules: no function of Python is called for each."""
+    kinds: list[type[torch.nn.Module]] = []
+
+    def is_ordinary(kind: type[torch.nn.Module]) -> bool:
+        kinds.append(kind)
+        return _is_ordinary(kind)
+
+    found = module_tensors(module, is_ordinary)
+    return Walked(found, found is None or any(issubclass(kind, DistributedDataParallel) for kind in kinds))
+
+
+def _is_ordinary(kind: type[torch.nn.Module]) -> bool:
+    """Return whether a class does not change the contents of `state_dict`."""
+    # A scripted module stores its tensors elsewhere.
+    names = ("state_dict", "_save_to_state_dict", "get_extra_state")
+    is_ours = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
+    return is_ours and not issubclass(kind, torch.jit.ScriptModule)
+
+
+def namings_in(lives: Mapping[TreePath, Any]) -> dict[TreePath, Naming]:
+    """Return the names of the modules among live objects, without the wrappers around them."""
+    modules = {path: live for path, live in lives.items() if isinstance(live, torch.nn.Module)}
+    return {path: Naming(unwrapped(module)) for path, module in modules.items()}
+
+
 class Naming:
     """Names of the tensors of a module, with and without the prefixes of the wrappers inside it."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        named = module.named_modules(remove_duplicate=False)
+        self.module = module
+        self.walk = walked(module)
+        named = module.named_modules(remove_duplicate=False) if self.walk.may_be_parallel else ()
         parallel = [f"{path}.module." for path, one in named if isinstance(one, DistributedDataParallel)]
         # Wrappers within wrappers first, while the names still begin with the outer ones.
         self._parallel = sorted(parallel, key=len, reverse=True)
@@ -51,8 +99,17 @@ class Naming:
             return own
         return [*map(self.bare, own)]
 
+    def state(self) -> Mapping[str, Any]:
+        """Return the `state_dict` of the module under the names without wrappers.
+
+        It has no view of each tensor, which DTensors make slowly.
+        """
+        module = self.module
+        takes_vars = type(module).state_dict is torch.nn.Module.state_dict
+        return self.without(module.state_dict(keep_vars=True) if takes_vars else module.state_dict())
+
     def without(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the `state_dict` of the module under the names without wrappers."""
+        """Return a `state_dict` of the module under the names without wrappers."""
         names = self.all_bare(state)
         if names == [*state]:
             return state

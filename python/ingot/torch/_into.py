@@ -14,13 +14,14 @@ from ingot._base.keys import shared_prefix
 from ingot._base.options import Loading
 from ingot._base.report import restored
 from ingot._base.text import _escaped, _quoted, brief
-from ingot._native import Checkpoint, Destinations, Gpu, has_digests, module_tensors, version_id
+from ingot._native import Checkpoint, Destinations, Gpu, has_digests, version_id
 from ingot._ranks.local import are_distributed, held, identity, is_distributed, whole_shape
 from ingot._ranks.placements import Box, Joined, Part, in_elements
 from ingot._read.door import Reads
 from ingot._read.load import fill, proven
 from ingot._read.moves import in_file, misfit
 from ingot._read.select import OF_DESTINATIONS, Label, Selected, Wanted
+from ingot._state.wrappers import walked
 from ingot._write.save import recorded
 from ingot.errors import DestinationError, DtypeError
 
@@ -256,16 +257,8 @@ def _state(module: torch.nn.Module) -> dict[str, torch.Tensor] | None:
     None if a module in it has a hook or a method that may change what `state_dict` returns. `state_dict`
     makes a view of each tensor, which takes as long as loading many small ones twice.
     """
-    found = module_tensors(module, _is_ordinary)
+    found = walked(module).tensors
     return found if found is not None and set(map(type, found.values())) <= PLAIN_CLASSES else None
-
-
-def _is_ordinary(kind: type[torch.nn.Module]) -> bool:
-    """Return whether a class does not change the contents of `state_dict`."""
-    # A scripted module stores its tensors elsewhere.
-    names = ("state_dict", "_save_to_state_dict", "get_extra_state")
-    is_ours = all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
-    return is_ours and not issubclass(kind, torch.jit.ScriptModule)
 
 
 def _is_tensor(name: str, value: object) -> bool:

@@ -28,7 +28,7 @@ from ingot._state import optimizers
 from ingot._state.decoder import fault
 from ingot._state.objects import TreePath, lives_in, spelled
 from ingot._state.restoring import Contents, Restoring, selected
-from ingot._state.wrappers import Naming, unwrapped
+from ingot._state.wrappers import Naming, namings_in, unwrapped
 from ingot._write.states import tree_of
 from ingot.errors import CheckpointError
 
@@ -214,7 +214,7 @@ def _placing(names: Any, device: Any) -> Callable[[str, torch.Tensor, Mapping[st
 
 def _names_of(lives: Mapping[TreePath, Any]) -> dict[TreePath, set[str]]:
     """Return the names of the tensors of modules, and of the parameters of optimizers."""
-    modules = optimizers.names_in(lives)
+    modules = optimizers.names_in(namings_in(lives))
     found: dict[TreePath, set[str]] = {}
     for path, live in lives.items():
         if isinstance(live, torch.nn.Module):

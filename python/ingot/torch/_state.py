@@ -24,7 +24,8 @@ from ingot._state.face import Prepared, States, other_shape, payload
 from ingot._state.objects import TreePath, is_live, spelled, within
 from ingot._state.restoring import Contents, Live, Restoring, Stored
 from ingot._state.rng import RNG as RNG
-from ingot._state.wrappers import Naming, unwrapped
+from ingot._state.sections import Kept
+from ingot._state.wrappers import Naming, namings_in, unwrapped
 from ingot._write.save import recorded, rendered, write_file
 from ingot.errors import DestinationError, SaveError
 from ingot.typing import Path, Writable
@@ -41,13 +42,13 @@ class _States(States):
     last = (RNG,)
 
     def states_of(self, lives: Mapping[TreePath, Any]) -> dict[int, Any]:
-        modules = optimizers.names_in(lives)
+        namings = namings_in(lives)
+        modules = optimizers.names_in(namings)
         states: dict[int, Any] = {}
         numbered: dict[TreePath, list[TreePath]] = defaultdict(list)
         for path, live in lives.items():
             if isinstance(live, torch.nn.Module):
-                inner = unwrapped(live)
-                states[id(live)] = Naming(inner).without(_state_of(inner))
+                states[id(live)] = namings[path].state()
                 continue
             state = states[id(live)] = live.state_dict()
             if not isinstance(live, torch.optim.Optimizer) or not optimizers.is_of_parameters(state):
@@ -61,13 +62,13 @@ class _States(States):
             _refuse_equal_keys(paths)
         return states
 
-    def prepared(self, state: Any, ranks: Any, known: list[Any]) -> Prepared:
+    def prepared(self, state: Any, ranks: Any, kept: Kept) -> Prepared:
         if ranks.size == 1:
-            return super().prepared(state, ranks, known)
+            return super().prepared(state, ranks, kept)
         # Imported here: most saves are of one process.
         from ._save_state_by_ranks import prepared
 
-        return prepared(self, state, ranks, known)
+        return prepared(self, state, ranks, kept)
 
     def loader(self, into: Any, types: Iterable[type], how: Loading, device: Any, ranks: Any) -> Any:
         from ._load_state_by_ranks import Loader
@@ -118,7 +119,7 @@ class _States(States):
         for live in lives.values():
             if isinstance(live, torch.optim.Optimizer):
                 restoring.add_classes(optimizers.classes_of(live))
-        return optimizers.names_in({**lives, **named_by})
+        return optimizers.names_in(namings_in({**lives, **named_by}))
 
     def plan(self, live: Live, restoring: Restoring) -> None:
         if isinstance(live.value, torch.nn.Module):
@@ -143,13 +144,6 @@ class _States(States):
         is_module = isinstance(live.value, torch.nn.Module)
         value = unwrapped(live.value) if is_module else live.value
         value.load_state_dict(live.state)
-
-
-def _state_of(module: torch.nn.Module) -> Mapping[str, Any]:
-    """Return the `state_dict` of a module, without a view of each tensor: DTensors make them slowly."""
-    takes_vars = type(module).state_dict is torch.nn.Module.state_dict
-    found: Mapping[str, Any] = module.state_dict(keep_vars=True) if takes_vars else module.state_dict()
-    return found
 
 
 def _whole(tensor: Any) -> Any:
