@@ -872,6 +872,25 @@ def saved_after(folder: Path) -> None:
         checkpoints.save(2, {"weights": torch.full((5,), 2), "rank": Own(dist.get_rank())})
 
 
+def lists_alone(folder: Path) -> str | None:
+    """List the steps on the first rank only."""
+    if dist.get_rank() == 0:
+        with mock.patch("ingot._ranks.peers._CONNECT_SECONDS", 1.0):
+            try:
+                ingot.Checkpoints(folder).steps()
+            except ingot.RankError as error:
+                return str(error)
+    return None
+
+
+def test_a_call_of_the_first_rank_alone_names_the_remedy(tmp_path: Path, some: Ranks) -> None:
+    message = some.run(lists_alone, tmp_path)[0]
+    assert message == (
+        "rank 1 of 3 was lost, or did not make the same call within 1 seconds: "
+        "all ranks have to make each call, also steps() and latest()"
+    )
+
+
 WITHOUT_A_BLOCK = """
 import sys
 import torch, torch.distributed as dist

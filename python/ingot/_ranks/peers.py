@@ -214,7 +214,9 @@ class Peers:
         if not absent:
             return self.error(self.rank, f"could not connect to the others: {fault}", "rank-lost")
         reason = f"was lost, or did not make the same call within {_CONNECT_SECONDS:.0f} seconds"
-        return self.error(absent[0], reason, "rank-lost")
+        # The usual cause is a call under `if rank == 0`.
+        way_out = "all ranks have to make each call, also steps() and latest()"
+        return self.error(absent[0], f"{reason}: {way_out}", "rank-lost")
 
     @property
     def is_lost(self) -> bool:
