@@ -767,7 +767,14 @@ OTHER_SCHEDULERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], st
     "fewer within": (
         SCHEDULERS["SequentialLR"],
         lambda optimizer: Schedulers.SequentialLR(optimizer, [Schedulers.ConstantLR(optimizer)], []),
-        "`scheduler`: expected 1 schedulers in the SequentialLR, found 2 in the file",
+        "`scheduler`: expected 1 schedulers of the SequentialLR, found 2 in the file",
+    ),
+    "fewer groups": (
+        lambda optimizer: Schedulers.StepLR(
+            torch.optim.SGD([{"params": [one]} for one in network().parameters()], lr=0.1), 2
+        ),
+        lambda optimizer: Schedulers.StepLR(optimizer, 2),
+        "`scheduler`: expected 1 parameter groups of the StepLR, found 6 in the file",
     ),
 }
 
@@ -801,6 +808,8 @@ def test_load_state_refuses_the_states_of_other_objects(path: Path) -> None:
     assert_refused(path, "scaler", scaler, says, "state-names")
     says = "`scheduler`: expected the state of a StepLR, found a int"
     assert_refused(path, "scheduler", scheduler, says, "state-names")
+    says = "`optimizer`: expected the state of a RNG with python, torch, found one with "
+    assert_refused(path, "optimizer", RNG(), says, "state-names")
     save_state({"model": network(), "scaler": torch.amp.GradScaler("cpu", enabled=False)}, path)
     says = "found one without them in the file"
     assert_refused(path, "scaler", scaler, says, "state-names")

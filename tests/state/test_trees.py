@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import enum
 import io
@@ -398,6 +399,8 @@ class Named(dict[str, int]):
 REFUSED: dict[str, tuple[Any, str]] = {
     "object": (Own(), "test_trees.Own"),
     "class": (Own, "the class .*Own"),
+    "arguments": (argparse.Namespace(rate=0.1), r"argparse.Namespace: save vars\(…\) of it instead"),
+    "generator": (torch.Generator(), r"Generator: save what its get_state\(\) returns instead"),
     "function": (math.sqrt, "builtins.builtin_function_or_method"),
     "dict": (Named(a=1), "test_trees.Named"),
     "factory": (defaultdict(Own), "Own"),

@@ -172,6 +172,10 @@ class Encoder:
         called = f"{kind.__module__}.{kind.__qualname__}"
         found = f"the class {called}" if isinstance(value, type) else called
         way_out = "save numbers, texts, lists, dicts or tensors of it instead"
+        if hasattr(value, "get_state"):
+            way_out = "save what its get_state() returns instead"
+        elif kind.__name__ in ("Namespace", "SimpleNamespace"):
+            way_out = "save vars(…) of it instead, which is a dict"
         return _refused(path, f"only pickle could store {found}: {way_out}", "not-plain", called)
 
     def _are_plain(self, values: Collection[Any]) -> bool:

@@ -9,6 +9,8 @@ from .objects import TreePath
 
 #: The states of the schedulers within a scheduler.
 _INNER = "_schedulers"
+# Lists with a value for each parameter group of the optimizer.
+_OF_GROUPS = ("base_lrs", "lr_lambdas")
 # Names that the states of a class have in every version of torch, and the states of other classes lack.
 _MARKS = frozenset(("step_size", "milestones", "T_max", "T_0", "lr_lambdas", "_milestones", _INNER))
 
@@ -38,7 +40,7 @@ def others(scheduler: Any, state: Any, path: TreePath) -> Iterator[OtherState]:
     Raises
     ------
     ValueError
-        A scheduler has another number of schedulers within it.
+        A scheduler has another number of schedulers within it, or of parameter groups.
     """
     kind: Any = type(scheduler)
     mine = scheduler.state_dict()
@@ -47,10 +49,12 @@ def others(scheduler: Any, state: Any, path: TreePath) -> Iterator[OtherState]:
     # Versions of one class differ too, but rarely by names on both sides.
     if (lacking and unknown) or (kind.__module__.startswith("torch.") and (own ^ stored) & _MARKS):
         yield OtherState(path, kind, lacking, unknown)
-    elif _INNER in own:
-        if len(mine[_INNER]) != len(state[_INNER]):
-            expected = f"expected {len(mine[_INNER])} schedulers in the {kind.__name__}"
-            raise ValueError(f"{expected}, found {len(state[_INNER])} in the file")
+        return
+    for name, what in ((_INNER, "schedulers"), *((one, "parameter groups") for one in _OF_GROUPS)):
+        if name in own & stored and len(mine[name]) != len(state[name]):
+            expected = f"expected {len(mine[name])} {what} of the {kind.__name__}"
+            raise ValueError(f"{expected}, found {len(state[name])} in the file")
+    if _INNER in own:
         for place, (one, inner) in enumerate(zip(scheduler._schedulers, state[_INNER], strict=True)):
             if is_of_torch(one):
                 yield from others(one, inner, (*path, _INNER, place))

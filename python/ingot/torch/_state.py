@@ -130,8 +130,10 @@ class _States(States):
             _plan_optimizer(live, restoring)
         elif isinstance(live.value, torch.optim.lr_scheduler.LRScheduler):
             _plan_scheduler(live, restoring)
-        elif isinstance(live.value, torch.amp.GradScaler):
-            _plan_scaler(live, restoring)
+        elif isinstance(live.value, torch.amp.GradScaler) and schedulers.is_of_torch(live.value):
+            _plan_names(live, {*live.value.state_dict()}, restoring)
+        elif type(live.value) is RNG:
+            _plan_names(live, {"python", "torch"}, restoring)
 
     def state_for(self, live: Live, restoring: Restoring) -> Any:
         if isinstance(live.value, torch.nn.Module):
@@ -243,7 +245,7 @@ def _refuse_other_class(
 
 
 def _names_in(live: Live, restoring: Restoring, code: str) -> set[str]:
-    """Return the names in the state of an object that torch's own code loads."""
+    """Return the names in the state of an object."""
     if not isinstance(live.state, Mapping):
         reason = f"expected the state of a {type(live.value).__name__}, found a {type(live.state).__name__}"
         raise fault(restoring.shown, live.path, reason, code)
@@ -263,13 +265,12 @@ def _plan_scheduler(live: Live, restoring: Restoring) -> None:
         _refuse_other_class(restoring, path, kind, lacking, unknown, "state-names")
 
 
-def _plan_scaler(live: Live, restoring: Restoring) -> None:
-    """Raise for a state without the names that a scaler needs. The state of a disabled one is empty."""
-    if schedulers.is_of_torch(live.value):
-        own, stored = {*live.value.state_dict()}, _names_in(live, restoring, "state-names")
-        if own - stored:
-            kind = type(live.value)
-            _refuse_other_class(restoring, live.path, kind, own - stored, stored - own, "state-names")
+def _plan_names(live: Live, own: set[str], restoring: Restoring) -> None:
+    """Raise for a state without the names that an object needs. The state of a disabled scaler is empty."""
+    stored = _names_in(live, restoring, "state-names")
+    if own - stored:
+        kind = type(live.value)
+        _refuse_other_class(restoring, live.path, kind, own - stored, stored - own, "state-names")
 
 
 def _plan_optimizer(live: Live, restoring: Restoring) -> None:
