@@ -868,8 +868,12 @@ def stream(
     For `checksums` the tensors are read twice, since the digests precede them.
     """
 
-def module_tensors(module: Any, is_ordinary: Callable[[type[Any]], bool]) -> dict[str, Any] | None:
+def module_tensors(
+    module: Any, is_ordinary: Callable[[type[Any]], bool], versions: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Return the parameters and persistent buffers of a module of torch, in the order of its `state_dict`.
+
+    `versions` gets the versions of all modules, as `state_dict` has them in its `_metadata`.
 
     None if a module in it has hooks of `state_dict`, an attribute in place of a method that makes it, or a
     class for which `is_ordinary` returns False, and if names or attributes are not as torch makes them.

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import ingot
+from ingot._state.wrappers import Naming
 from ingot.torch import RNG, load_state, save_state
 from support.ranks import Ranks
 
@@ -139,3 +140,20 @@ def test_names_that_differ_by_a_wrapper_only_are_kept(path: Path) -> None:
     model = nn.ModuleDict({"a": nn.Linear(1, 1), "_orig_mod": nn.ModuleDict({"a": nn.Linear(1, 1)})})
     save_state({"root": {"model": model}, "step": 1}, path)
     assert [*load_state(path)["root"]["model"]] == ["a.weight", "a.bias"]
+
+
+def test_walked_states_are_what_state_dict_returns() -> None:
+    model = nn.Sequential(nn.Embedding(3, 2), nn.BatchNorm1d(2), nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
+    model[2][0].weight = model[0].weight  # type: ignore[index]
+    model.register_buffer("passing", torch.ones(1), persistent=False)
+    model.register_buffer("kept", torch.ones(1))
+    naming = Naming(model)
+    assert naming.walk.tensors is not None
+    found, expected = naming.state(), model.state_dict(keep_vars=True)
+    assert type(found) is type(expected)
+    assert [*found] == [*expected]
+    assert all(found[name] is one for name, one in expected.items())
+    assert [*found._metadata.items()] == [*expected._metadata.items()]  # type: ignore[attr-defined]
+    model.register_state_dict_post_hook(lambda *_: None)
+    assert Naming(model).walk.tensors is None
+    assert [*Naming(model).state()] == [*expected]

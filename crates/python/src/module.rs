@@ -9,12 +9,15 @@ const MAX_DEPTH: usize = 500;
 
 /// Return the parameters and persistent buffers by name. See `_native.pyi`.
 #[pyfunction]
+#[pyo3(signature = (module, is_ordinary, versions = None))]
 pub(crate) fn module_tensors<'py>(
     module: &Bound<'py, PyAny>,
     is_ordinary: &Bound<'py, PyAny>,
+    versions: Option<&Bound<'py, PyDict>>,
 ) -> PyResult<Option<Bound<'py, PyDict>>> {
     let mut walk = Walk {
         found: PyDict::new(module.py()),
+        versions,
         is_ordinary,
         ordinary: Vec::new(),
         name: String::new(),
@@ -24,6 +27,8 @@ pub(crate) fn module_tensors<'py>(
 
 struct Walk<'a, 'py> {
     found: Bound<'py, PyDict>,
+    /// Gets the version of each module, as `state_dict` returns it.
+    versions: Option<&'a Bound<'py, PyDict>>,
     is_ordinary: &'a Bound<'py, PyAny>,
     /// The classes that `is_ordinary` accepted.
     ordinary: Vec<Bound<'py, PyType>>,
@@ -69,6 +74,7 @@ impl<'py> Walk<'_, 'py> {
         let (Some(parameters), Some(buffers), Some(modules)) = (parameters, buffers, modules) else {
             return Ok(false);
         };
+        self.add_version(module)?;
         let passing = match buffers.is_empty() {
             true => None,
             false => own.get_item(intern!(py, "_non_persistent_buffers_set"))?,
@@ -88,6 +94,16 @@ impl<'py> Walk<'_, 'py> {
             self.ordinary.push(class);
         }
         Ok(is_ordinary)
+    }
+
+    fn add_version(&self, module: &Bound<'py, PyAny>) -> PyResult<()> {
+        let Some(versions) = self.versions else {
+            return Ok(());
+        };
+        let (py, path) = (module.py(), self.name.strip_suffix('.').unwrap_or(&self.name));
+        let version = PyDict::new(py);
+        version.set_item(intern!(py, "version"), module.getattr(intern!(py, "_version"))?)?;
+        versions.set_item(path, version)
     }
 
     /// Add the tensors whose names are not in `passing`.

@@ -44,15 +44,18 @@ class Walked(NamedTuple):
     may_be_parallel: bool
 
 
-def walked(module: torch.nn.Module) -> Walked:
-    """Walk through a module, which may have many modules: no function of Python is called for each."""
+def walked(module: torch.nn.Module, versions: dict[str, Any] | None = None) -> Walked:
+    """Walk through a module, which may have many modules: no function of Python is called for each.
+
+    `versions` gets the versions of all modules by their paths.
+    """
     kinds: list[type[torch.nn.Module]] = []
 
     def is_ordinary(kind: type[torch.nn.Module]) -> bool:
         kinds.append(kind)
         return _is_ordinary(kind)
 
-    found = module_tensors(module, is_ordinary)
+    found = module_tensors(module, is_ordinary, versions)
     return Walked(found, found is None or any(issubclass(kind, DistributedDataParallel) for kind in kinds))
 
 
@@ -74,8 +77,9 @@ class Naming:
     """Names of the tensors of a module, with and without the prefixes of the wrappers inside it."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self._versions: dict[str, Any] = {}
         self.module = module
-        self.walk = walked(module)
+        self.walk = walked(module, self._versions)
         named = module.named_modules(remove_duplicate=False) if self.walk.may_be_parallel else ()
         parallel = [f"{path}.module." for path, one in named if isinstance(one, DistributedDataParallel)]
         # Wrappers within wrappers first, while the names still begin with the outer ones.
@@ -104,7 +108,11 @@ class Naming:
 
         It has no view of each tensor, which DTensors make slowly.
         """
-        module = self.module
+        module, tensors = self.module, self.walk.tensors
+        if tensors is not None:
+            found = OrderedDict(tensors)
+            found._metadata = OrderedDict(self._versions)  # type: ignore[attr-defined]
+            return self.without(found)
         takes_vars = type(module).state_dict is torch.nn.Module.state_dict
         return self.without(module.state_dict(keep_vars=True) if takes_vars else module.state_dict())
 
