@@ -10,7 +10,7 @@ use ingot_remote::{Fault, RemoteFile, Resource};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::room::UNFINISHED_ENDING;
-use super::{Cache, Version};
+use super::{Cache, Version, seed_of};
 use crate::disk;
 
 /// The first bytes of the file: the format, and its version.
@@ -107,8 +107,7 @@ impl Cache {
 
     fn head_of(&self, name: &str) -> (PathBuf, u64) {
         let key = blake3::hash(name.as_bytes());
-        let version = Version { key, nbytes: 0 };
-        (self.path(&key, ".head"), version.seed())
+        (self.path(&key, ".head"), seed_of(&key))
     }
 }
 

@@ -86,9 +86,14 @@ impl Version {
 
     /// Return the number that begins the digests and the locks of its blocks.
     fn seed(&self) -> u64 {
-        let bytes = self.key.as_bytes().first_chunk();
-        bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
+        seed_of(&self.key)
     }
+}
+
+/// Return the number that begins the digests of the cache's files with this key.
+fn seed_of(key: &blake3::Hash) -> u64 {
+    let bytes = key.as_bytes().first_chunk();
+    bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
 /// The turn of a thread that lacks a block.
