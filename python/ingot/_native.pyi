@@ -680,6 +680,18 @@ def fetch_beside(
     Its URL is returned too, without secrets.
     """
 
+def fetch_start(url: str, most: int, storage_options: Mapping[str, Any] | None = None) -> tuple[bytes, int]:
+    """Return the first bytes of the file behind a URL, at most `most`, and its size."""
+
+def list_objects(
+    url: str, storage_options: Mapping[str, Any] | None = None
+) -> list[tuple[str, int, str, float]]:
+    """Return the objects of a store whose keys begin with the key of `url`.
+
+    Each is its name after the last slash of `url`, its size, its `ETag`, and the seconds since it was written
+    by the clock of the store.
+    """
+
 def hub_headers(
     url: str,
     storage_options: Mapping[str, Any] | None = None,

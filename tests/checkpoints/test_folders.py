@@ -204,9 +204,10 @@ def test_retention_keeps_the_last_step_that_is_whole(folder: Path) -> None:
     save(folder, 1, 2, 3)
     for step in (2, 3):
         truncate(folder / name(step))
-    from ingot._checkpoints.retention import Rules, apply
+    from ingot._checkpoints.disk import DiskSteps
+    from ingot._checkpoints.retention import Rules
 
-    apply(str(folder), Rules(1, None, None))
+    DiskSteps(str(folder)).apply(Rules(1, None, None))
     assert ingot.Checkpoints(folder).steps() == [1, 3]
 
 
@@ -269,16 +270,14 @@ def test_metrics_may_be_tensors_that_require_gradients(folder: Path) -> None:
 def test_load_of_a_step_that_is_deleted_meanwhile_raises_no_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ingot._checkpoints import checkpoints as module
-
     save(folder, 1, 2)
-    check = module.check
+    check = commits.check
 
     def delete_and_check(path: str, commit: commits.Commit, names: list[str]) -> None:
         shutil.rmtree(path)
         check(path, commit, names)
 
-    monkeypatch.setattr(module, "check", delete_and_check)
+    monkeypatch.setattr(commits, "check", delete_and_check)
     with pytest.raises(ingot.CheckpointError, match="no step 1") as raised:
         ingot.Checkpoints(folder).load(1)
     assert raised.value.code == "no-step"
@@ -853,7 +852,7 @@ def test_wrong_arguments_are_named(folder: Path) -> None:
     with pytest.raises(NotADirectoryError):
         ingot.Checkpoints(folder.parent / "file")
     with pytest.raises(ingot.OptionError):
-        ingot.Checkpoints("s3://bucket/run")
+        ingot.Checkpoints("gs://bucket/run")
 
 
 # The lease.

@@ -304,6 +304,7 @@ CALLS: dict[str, Call] = {
         tensors(), out, **options
     ),
     "ingot.torch.save_model": save_model,
+    "ingot.Checkpoints": lambda source, out, /, **options: ingot.Checkpoints(out.parent / "run", **options),
     "ingot.Checkpoints.save": save_step,
     "ingot.Checkpoints.load": load_step,
     "ingot.Checkpoints.latest": lambda source, out, /, **options: checkpoints(out).latest(**options),
@@ -545,7 +546,6 @@ def write_part(source: Path, out: Path, /, **options: Any) -> None:
 BYTES = ingot.numpy.save(ARRAYS)
 # Calls of functions that have no option of a group.
 MORE_CALLS: dict[str, Call] = {
-    "ingot.Checkpoints": lambda source, out, /, **options: ingot.Checkpoints(out, **options),
     "ingot.Ranges": lambda source, out, /, **options: ingot.Ranges(STORE, "path", **options),
     "ingot.Writer.write": write_part,
     "ingot.safe_open.get": get,

@@ -521,11 +521,11 @@ def full_disk(*given: Any, **options: Any) -> Any:
 # The steps of a save and a load: the rank that fails, and the function in which it does.
 WRITES = {
     "look": (1, "ingot.torch._save_state_by_ranks.Encoded.node"),
-    "lease": (0, "ingot._checkpoints.checkpoints.Checkpoints._take_lease"),
-    "directory": (0, "ingot._checkpoints.checkpoints.new_folders"),
+    "lease": (0, "ingot._checkpoints.disk.DiskSteps.take_lease"),
+    "directory": (0, "ingot._checkpoints.disk.DiskSteps.making"),
     "write": (1, "ingot.torch._save_state_by_ranks.write_file"),
-    "flush": (1, "ingot._checkpoints.checkpoints.stored"),
-    "commit": (0, "ingot._checkpoints.checkpoints.write"),
+    "flush": (1, "ingot._state.commit.stored"),
+    "commit": (0, "ingot._state.commit.write"),
 }
 
 
@@ -851,7 +851,7 @@ def dies(folder: Path, where: str) -> Any:
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows has no SIGKILL")
 @pytest.mark.parametrize(
     "where",
-    ["ingot.torch._save_state_by_ranks.write_file", "ingot._checkpoints.checkpoints.stored"],
+    ["ingot.torch._save_state_by_ranks.write_file", "ingot._state.commit.stored"],
 )
 def test_killed_rank_is_named_by_the_others(where: str, tmp_path: Path, some: Ranks, two: Ranks) -> None:
     folder = tmp_path / "run"

@@ -491,6 +491,7 @@ def test_failed_save_to_a_store_hides_secrets(kind: str, server: Server) -> None
     server.replace(refuse)
     options = {**OPTIONS, "endpoint": server.url(""), "retries": 0}
     saves: list[Callable[..., object]] = [partial(ingot.numpy.save_file, {"a": numpy.zeros(3)})]
+    saves += [ingot.Checkpoints]
     with contextlib.suppress(ImportError):
         torch = importlib.import_module("torch")
         save_sharded = importlib.import_module("ingot.torch").save_sharded

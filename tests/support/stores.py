@@ -6,18 +6,24 @@ import base64
 import hashlib
 import re
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import formatdate
 from urllib.parse import parse_qsl, unquote, urlsplit
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from .clouds import Refused, signer
 from .servers import Handler, Request, Server, serving
 
 MIB = 1 << 20
 LEAST_PART, MOST_PARTS = 5 * MIB, 10_000
+# Quotes are escaped in the lists of S3.
+_QUOTES = {'"': "&quot;"}
 KEY, SECRET = "AKIDOFTHETESTS", "secret/of+the/tests"
 
 
@@ -68,6 +74,7 @@ class Parts:
 class Stored:
     data: bytes
     metadata: dict[str, str]
+    modified: float = field(default_factory=time.time, compare=False)
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Fault:
 
 
 #: Kinds of requests, and what may happen to them.
-KINDS = ("put", "begin", "part", "complete", "head", "abort")
+KINDS = ("put", "begin", "part", "complete", "head", "abort", "list")
 FAULTS = (
     "refused",
     "throttled",
@@ -117,6 +124,10 @@ class Store:
     faults: list[Fault] = field(default_factory=list)
     #: The kinds of all requests, in order.
     asked: list[str] = field(default_factory=list)
+    #: The most objects in an answer to a list request.
+    page: int = 1000
+    #: Requests whose fault is "late": they are not answered, and are carried out by `carry_out`.
+    late: list[tuple[str, Request, bytes]] = field(default_factory=list)
     #: The most requests that were answered at once.
     most: int = 0
     server: Server = field(default_factory=lambda: Server(0))
@@ -171,8 +182,10 @@ class Store:
         self.watch(kind)
         how = due[0].how if due else ""
         outcome: Outcome | None
-        if how == "cut before":
+        if how in ("cut before", "late"):
             outcome = None
+            if how == "late":
+                self.late.append((handler.command, request, body))
         elif how in FAILURES:
             outcome = FAILURES[how]
             if how == "conflict without parts":
@@ -196,6 +209,10 @@ class Store:
         if handler.command != "HEAD":
             handler.body(outcome.body)
 
+    def carry_out(self, method: str, request: Request, body: bytes) -> None:
+        """Carry out a request whose sender waits no longer."""
+        self._outcome(method, self._kind(method, request), request, body)
+
     def _kind(self, method: str, request: Request) -> str:
         query = dict(parse_qsl(urlsplit(request.path).query, keep_blank_values=True))
         if method == "POST":
@@ -204,7 +221,7 @@ class Store:
             return "abort" if "uploadId" in query else "delete"
         if method == "PUT":
             return "part" if "uploadId" in query else "put"
-        return method.lower()
+        return "list" if "list-type" in query else method.lower()
 
     def _outcome(self, method: str, kind: str, request: Request, body: bytes) -> Outcome:
         try:
@@ -260,6 +277,36 @@ class Store:
             return Outcome(404)
         found = self.objects[path]
         return Outcome(200, b"", {**found.metadata, "Content-Length": str(len(found.data))})
+
+    def _list(self, request: Request, body: bytes) -> Outcome:
+        query = self._listing(request)
+        assert query["list-type"] == "2"
+        found, token = self._listed_objects(request, query["prefix"], query.get("continuation-token"))
+        more = "" if token is None else f"<NextContinuationToken>{escape(token)}</NextContinuationToken>"
+        rows = [
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{_iso(one.modified)}</LastModified>"
+            f"<ETag>{escape(tag_of(one.data), _QUOTES)}</ETag><Size>{len(one.data)}</Size></Contents>"
+            for key, one in found
+        ]
+        text = f"<ListBucketResult><Name>b</Name>{more}{''.join(rows)}</ListBucketResult>"
+        return Outcome(200, text.encode())
+
+    def _listing(self, request: Request) -> dict[str, str]:
+        assert "range" not in request.headers
+        return dict(parse_qsl(urlsplit(request.path).query, strict_parsing=True))
+
+    def _listed_objects(
+        self, request: Request, prefix: str, token: str | None
+    ) -> tuple[list[tuple[str, Stored]], str | None]:
+        """Return objects of a bucket by their keys, and the token for the next ones."""
+        bucket = unquote(urlsplit(request.path).path)
+        assert not bucket.endswith("/")
+        start = f"{bucket}/{prefix}"
+        found = sorted(path for path in self.objects if path.startswith(start))
+        after = int(token.removeprefix("more+/=<")) if token else 0
+        keys = found[after : after + self.page]
+        rest = f"more+/=<{after + self.page}" if after + self.page < len(found) else None
+        return [(path.removeprefix(f"{bucket}/"), self.objects[path]) for path in keys], rest
 
     def _delete(self, request: Request, body: bytes) -> Outcome:
         self.objects.pop(unquote(urlsplit(request.path).path), None)
@@ -351,7 +398,7 @@ class Azure(Store):
 
     def _kind(self, method: str, request: Request) -> str:
         comp = dict(parse_qsl(urlsplit(request.path).query)).get("comp", "")
-        return {"block": "part", "blocklist": "complete"}.get(comp, method.lower())
+        return {"block": "part", "blocklist": "complete", "list": "list"}.get(comp, method.lower())
 
     def _check(self, method: str, request: Request, body: bytes) -> None:
         if request.headers["authorization"] != azure_signature(
@@ -362,6 +409,21 @@ class Azure(Store):
     def _put(self, request: Request, body: bytes) -> Outcome:
         assert request.headers["x-ms-blob-type"] == "BlockBlob"
         return self._made(unquote(urlsplit(request.path).path), request, body)
+
+    def _list(self, request: Request, body: bytes) -> Outcome:
+        query = self._listing(request)
+        assert query["restype"] == "container"
+        found, token = self._listed_objects(request, query["prefix"], query.get("marker"))
+        rows = [
+            f"<Blob><Name>{escape(key)}</Name><Properties>"
+            f"<Last-Modified>{formatdate(one.modified, usegmt=True)}</Last-Modified>"
+            f"<Etag>{escape(tag_of(one.data))}</Etag><Content-Length>{len(one.data)}</Content-Length>"
+            f"</Properties></Blob>"
+            for key, one in found
+        ]
+        more = "<NextMarker />" if token is None else f"<NextMarker>{escape(token)}</NextMarker>"
+        text = f"<EnumerationResults><Blobs>{''.join(rows)}</Blobs>{more}</EnumerationResults>"
+        return Outcome(200, text.encode())
 
     def _made(self, path: str, request: Request, data: bytes) -> Outcome:
         if request.headers.get("if-none-match") == "*" and path in self.objects:
@@ -434,6 +496,10 @@ FAILURES = {
     "leased": failure(412, "LeaseIdMissing"),
     "skewed": failure(403, "RequestTimeTooSkewed"),
 }
+
+
+def _iso(time: float) -> str:
+    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def metadata_of(request: Request, prefix: str = "x-amz-meta-") -> dict[str, str]:

@@ -27,9 +27,9 @@ pub use crate::read::prefetch::{Prefetch, Request};
 pub use crate::read::{Part, fill, fill_on, read_to, warm_tensors};
 #[cfg(feature = "remote")]
 pub use crate::remote::{
-    REMOTE_HEADER_NBYTES, UploadOptions, check_upload, fetch_beside, hub_headers, identity, is_url,
-    is_written, local_path, parse_size, planned_download, read_url, redacted, remove_objects, upload_file,
-    upload_pieces, url_file_name, url_source, was_url, why_uncached,
+    REMOTE_HEADER_NBYTES, UploadOptions, check_upload, fetch_beside, fetch_start, hub_headers, identity,
+    is_url, is_written, list_objects, local_path, parse_size, planned_download, read_url, redacted,
+    remove_objects, upload_file, upload_pieces, url_file_name, url_source, was_url, why_uncached,
 };
 pub use crate::save::{Pieces, Snapshot, check_destination, save_pieces};
 pub use crate::verify::{Proof, hash_range, read_runs};

@@ -28,6 +28,38 @@ pub(crate) fn fetch_beside<'py>(
     Ok((shown.into_os_string(), PyBytes::new(py, &bytes)))
 }
 
+/// Return the first bytes of the file behind a URL, and its size. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (url, most, storage_options = None))]
+pub(crate) fn fetch_start<'py>(
+    py: Python<'py>,
+    url: &str,
+    most: u64,
+    storage_options: Option<&Bound<'py, PyDict>>,
+) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+    let options = remote_options(storage_options)?;
+    let fetch = |signals: &Signals| ingot_io::binding::fetch_start(url, most, &options, signals);
+    let (bytes, nbytes) = Signals::default().run(py, fetch)?;
+    Ok((PyBytes::new(py, &bytes), nbytes))
+}
+
+/// Return the name, the size, the `ETag` and the age in seconds of each object. See `_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (url, storage_options = None))]
+pub(crate) fn list_objects(
+    py: Python<'_>,
+    url: &str,
+    storage_options: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Vec<(String, u64, String, f64)>> {
+    let options = remote_options(storage_options)?;
+    let list = |signals: &Signals| ingot_io::binding::list_objects(url, &options, signals);
+    let found = Signals::default().run(py, list)?;
+    let facts = found
+        .into_iter()
+        .map(|one| (one.name, one.nbytes, one.tag, one.age.as_secs_f64()));
+    Ok(facts.collect())
+}
+
 /// The metadata of an index, and the headers of its shards.
 type ModelHeaders<'py> = (Option<Bound<'py, PyAny>>, Vec<FileHeader<'py>>);
 

@@ -51,7 +51,7 @@ mod _native {
     #[pymodule_export]
     use crate::distance::{Distance, distances};
     #[pymodule_export]
-    use crate::documents::{fetch_beside, hub_headers, url_file_name};
+    use crate::documents::{fetch_beside, fetch_start, hub_headers, list_objects, url_file_name};
     #[pymodule_export]
     use crate::download::{download, planned_download};
     #[pymodule_export]

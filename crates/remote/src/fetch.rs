@@ -185,17 +185,32 @@ impl Resource {
     /// Send a request to the server of the file, and return the answer with the first bytes of its body. A redirect is
     /// an error, and so is every answer that refuses the request.
     pub(crate) fn exchange(&self, draft: &HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
+        self.exchange_up_to(ANSWER_NBYTES, draft, deadline)
+    }
+
+    /// Send a request as [`Resource::exchange`] does, and return at most `most` bytes of the body.
+    pub(crate) fn exchange_up_to(
+        &self,
+        most: usize,
+        draft: &HttpRequest<'_>,
+        deadline: Deadline<'_>,
+    ) -> Result<(Head, String)> {
         self.check_online()?;
         let sent = Instant::now();
-        match self.exchange_once(draft.clone(), deadline) {
+        match self.exchange_once(most, draft.clone(), deadline) {
             Err(fault) if fault.refuses_identity() && self.access.forget(sent) => {
-                self.exchange_once(draft.clone(), deadline)
+                self.exchange_once(most, draft.clone(), deadline)
             }
             answer => answer,
         }
     }
 
-    fn exchange_once(&self, mut request: HttpRequest<'_>, deadline: Deadline<'_>) -> Result<(Head, String)> {
+    fn exchange_once(
+        &self,
+        most: usize,
+        mut request: HttpRequest<'_>,
+        deadline: Deadline<'_>,
+    ) -> Result<(Head, String)> {
         let mut exchange = || {
             let applied = self.access.apply(&mut request, &self.client.options, deadline)?;
             if applied || self.home.is_secret() {
@@ -210,7 +225,7 @@ impl Resource {
             } else {
                 self.pace(deadline)
             };
-            let body = response.read_some(ANSWER_NBYTES, &mut pace)?;
+            let body = response.read_some(most, &mut pace)?;
             let body = String::from_utf8_lossy(&body).into_owned();
             Ok((self.client.finish(response), body))
         };

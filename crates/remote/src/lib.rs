@@ -29,7 +29,8 @@
 #![forbid(unsafe_code)]
 
 // From the ground up: `credentials`, `environment`, `fault`, `network`, `options`, `url`; `http`, `system`; `pin`,
-// `secrets`; `store`; `place`; `fetch`; `cache`, `file`, `document`, `upload`, `fuzzing`. Imports run downwards: scripts/check-floors.
+// `secrets`; `store`; `place`; `fetch`; `cache`, `file`, `document`, `upload`; `listing`, `fuzzing`. Imports run
+// downwards: scripts/check-floors.
 mod cache;
 mod credentials;
 mod document;
@@ -41,6 +42,7 @@ mod file;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+mod listing;
 mod network;
 mod options;
 mod pin;
@@ -60,6 +62,7 @@ pub use {
     fetch::Resource,
     file::{GAP_NBYTES, READS_AT_ONCE, RemoteFile, START_NBYTES, described_region},
     http::client::Client,
+    listing::{Listed, list},
     options::{RemoteOptions, Token},
     place::{Location, Remote, is_folder, is_url, is_written, local_path, url_file_name, was_url},
     secrets::redacted,

@@ -111,6 +111,8 @@ pub struct Remote {
     pub(crate) access: Arc<Access>,
     /// The URL that the caller gave, without secrets.
     pub shown: String,
+    /// The key of an object of a store.
+    pub(crate) key: Option<String>,
     /// The file or folder of the Hub.
     pub(crate) hub: Option<HubFile>,
 }
@@ -156,7 +158,12 @@ impl Location {
                 ("http", (url, access))
             }
         };
-        Ok(Location::Remote(Remote::new(backend, text, home, access, None)))
+        let mut remote = Remote::new(backend, text, home, access, None);
+        if backend != "http" {
+            let object = Object::parse(s3::without_version(rest))?;
+            remote.key = Some(object.key.to_owned());
+        }
+        Ok(Location::Remote(remote))
     }
 
     fn of_hub(
@@ -204,6 +211,7 @@ impl Remote {
             home,
             access: Arc::new(access),
             shown: redacted(text),
+            key: None,
             hub,
         })
     }
@@ -282,6 +290,7 @@ impl Remote {
             return Ok(beside);
         }
         beside.home.path = format!("{}{}", folder_of(&self.home.path), encode_path(name));
+        beside.key = self.key.as_ref().map(|key| format!("{}{name}", folder_of(key)));
         // A query of S3 selects a version of one object. Other queries are signatures, often for a whole folder.
         beside.home.query.take_if(|_| self.backend == "s3");
         beside.shown = if self.is_shown() {

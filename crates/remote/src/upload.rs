@@ -42,12 +42,27 @@ const OBEDIENT: &[&str] = &[".amazonaws.com", ".amazonaws.com.cn", ".r2.cloudfla
 
 /// The requests of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
+pub(crate) enum Protocol {
     S3,
     Azure,
 }
 
 impl Protocol {
+    /// Return the requests of the store of an object.
+    ///
+    /// # Errors
+    /// [`Fault`], if files of this kind are only read.
+    pub(crate) fn of(remote: &Remote) -> Result<Protocol> {
+        match remote.backend {
+            "s3" => Ok(Protocol::S3),
+            "az" => Ok(Protocol::Azure),
+            _ => {
+                let why = "it cannot be written to: expected a URL of s3:// or az://, or a path";
+                Err(Fault::address(why))
+            }
+        }
+    }
+
     /// Return the header with the id of the save that made an object. Names of metadata in Azure have no hyphens.
     fn save_id(self) -> &'static str {
         match self {
@@ -92,14 +107,7 @@ impl Upload {
     /// # Errors
     /// [`Fault`], if files of this kind are only read, or the URL names a folder or a version.
     pub fn new(client: &Arc<Client>, remote: &Remote, overwrite: bool) -> Result<Upload> {
-        let protocol = match remote.backend {
-            "s3" => Protocol::S3,
-            "az" => Protocol::Azure,
-            _ => {
-                let why = "it cannot be written to: expected a URL of s3:// or az://, or a path";
-                return Err(Fault::address(why));
-            }
-        };
+        let protocol = Protocol::of(remote)?;
         if protocol == Protocol::S3 && remote.home.query.is_some() {
             return Err(Fault::address(
                 "expected the name of an object to write, found a version of one",
@@ -487,7 +495,8 @@ fn is_protected(url: &Url) -> bool {
     url.scheme == Scheme::Https || is_here
 }
 
-fn with_query(url: &Url, query: String) -> Url {
+/// Return a URL with more parameters in its query.
+pub(crate) fn with_query(url: &Url, query: String) -> Url {
     let query = match &url.query {
         Some(signed) => format!("{signed}&{query}"),
         None => query,
@@ -509,7 +518,7 @@ const ENTITIES: &[(&str, &str)] = &[
 ];
 
 /// Return the text of an XML element without the entities of XML.
-fn unescaped(text: &str) -> String {
+pub(crate) fn unescaped(text: &str) -> String {
     let replace = |text: String, (entity, character): &(&str, &str)| text.replace(entity, character);
     ENTITIES.iter().fold(text.to_owned(), replace)
 }

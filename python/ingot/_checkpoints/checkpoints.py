@@ -16,49 +16,34 @@ from typing import Any, Literal, NamedTuple, Self, TypeVar, Unpack
 from warnings import warn
 from weakref import finalize
 
-from ingot._base.checks import checked_mapping, counted, is_durable, one_of
+from ingot._base.checks import checked_mapping, counted, one_of
 from ingot._base.frameworks import adapter, module_of, owner
 from ingot._base.options import Loading, Saving, argument, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
-from ingot._native import replace_file
+from ingot._native import destination, is_url
 from ingot._ranks.alone import Together
 from ingot._read.digest import verify as verified
 from ingot._read.moves import placed
-from ingot._state.commit import (
-    PINNED,
-    SAVE_KEY,
-    Commit,
-    StoredFile,
-    check,
-    check_directory,
-    check_save,
-    committed,
-    folder_of,
-    is_committed,
-    read,
-    stored,
-    write,
-)
+from ingot._state.commit import SAVE_KEY, Commit, StoredFile, check_save, is_committed
 from ingot._state.face import States, checked_types, read_by
 from ingot._state.objects import is_live, is_tensor, within
 from ingot._state.sections import Kept
 from ingot._write.background import SAVES, SaveFuture
-from ingot._write.directory import flush_names, new_folders
 from ingot.errors import (
     CheckpointError,
     HeaderError,
     IntegrityError,
     OptionError,
     RankError,
-    StorageError,
 )
-from ingot.typing import Device, Framework, Keys, NoOptions, Path
+from ingot.typing import Device, Framework, Keys, NoOptions, Path, StorageOptions
 
-from . import retention
-from .lease import Lease
+from .disk import DiskSteps
 from .ranks import Ranks
 from .retention import Best, Rules
+from .steps import Steps
+from .store import StoreSteps
 
 T = TypeVar("T")
 
@@ -67,8 +52,13 @@ _counted_step = partial(counted, "step")
 #: Frameworks with training states. A state with objects of several is of the first of them.
 _WITH_STATES = ("torch", "flax", "numpy")
 _PACKAGES = {"flax": "jax"}
-# Codes of a `CheckpointError` about a damaged step. The others are about the caller's objects, or a version.
-_DAMAGES = ("invalid-commit", "changed-step")
+
+
+class _Begun(NamedTuple):
+    """The folder of a new save, and the steps that training has gone back from."""
+
+    folder: str
+    later: list[int]
 
 
 class _Before(NamedTuple):
@@ -96,12 +86,13 @@ class _Tried(NamedTuple):
 
 @takes()
 class Checkpoints:
-    """Save, keep and find the checkpoints of a training run in a directory.
+    """Save, keep and find the checkpoints of a training run in a directory, or in a folder of a store.
 
     Parameters
     ----------
     directory : str, bytes or os.PathLike
         The directory, which the first save makes. Each step is a directory in it, such as ``step-00000700``.
+        Or the URL of a folder of ``s3://`` or ``az://``, such as ``"s3://bucket/run"``.
     keep : int, optional
         How many of the last steps stay, 1 or more. None keeps all.
     keep_every : int, optional
@@ -114,6 +105,8 @@ class Checkpoints:
     process_group : torch.distributed.ProcessGroup, optional
         The ranks that use the directory together: by default all, if torch.distributed is initialised before
         the first call. Each of them makes every call, with the same arguments.
+    storage_options : dict, optional
+        How a store is reached (`ingot.StorageOptions`).
 
     Raises
     ------
@@ -121,8 +114,10 @@ class Checkpoints:
         The directory contains checkpoints of another program (``code`` is ``"foreign-checkpoints"``).
     NotADirectoryError, FileNotFoundError
         `directory` is a file, or a link to a directory that does not exist.
+    OSError, StorageError
+        The store refuses a request, or cannot be reached.
     OptionError, TypeError
-        An option has a wrong value.
+        An option has a wrong value, or `directory` is a URL that cannot be written to.
 
     Notes
     -----
@@ -132,6 +127,10 @@ class Checkpoints:
 
     One process at a time saves to a directory, on any machine that shares it. The first save takes a lease,
     which ends with the ``with`` block or the program. Any number of processes may load meanwhile.
+
+    In a **store**, the folder of a step has the number of the lease and the id of the save in its name, such
+    as ``step-00000700-3-40ee05e2db63e242``, so that no late request of another process meets a newer object.
+    The store has to list objects and to obey conditional requests.
 
     A background save copies the state to the host first, so it needs the memory for one copy. The next save
     waits for the one before. A failure is raised by the next `save` or `wait`, or at the end of the ``with``
@@ -168,22 +167,23 @@ class Checkpoints:
         *,
         framework: Framework | None = None,
         process_group: Any = None,
+        storage_options: StorageOptions | None = None,
         **options: Unpack[NoOptions],
     ) -> None:
         given = checked(
             Checkpoints,
             locals(),
+            directory=destination,
             keep=partial(counted, "keep", least=1, or_none=True),
             keep_every=partial(counted, "keep_every", least=1, or_none=True),
             best=checked_best,
             framework=checked_framework,
         )
-        # The program may change the current directory.
-        self._directory = os.path.join(os.getcwd(), os.fsdecode(given["directory"]))
-        check_directory(self._directory)
+        self._steps = _steps_at(given["directory"], given["storage_options"])
+        self._steps.check_directory()
+        self._directory = self._steps.directory
         self._rules = Rules(given["keep"], given["keep_every"], given["best"])
         self._framework: str | None = given["framework"]
-        self._lease = Lease(self._directory)
         self._ranks = Ranks(process_group)
         # For the next save of the same structure.
         self._kept = Kept()
@@ -196,7 +196,7 @@ class Checkpoints:
         self._seen: set[int] = set()
         self._is_stopping = self._is_stopping_everywhere = False
         self._handlers: dict[int, Any] = {}
-        finalize(self, self._lease.release)
+        finalize(self, self._steps.lease.release)
 
     def __repr__(self) -> str:
         return f"ingot.Checkpoints({self._directory!r})"
@@ -294,35 +294,39 @@ class Checkpoints:
             with _uncollected() if background else nullcontext():
                 renamed = self._save(prepare, state, background)
         if renamed:
-            reason = (
-                f"training continues from an earlier step, so later ones were renamed to {', '.join(renamed)}"
-            )
+            what = f"{self._steps.setting_aside} {', '.join(renamed)}"
+            reason = f"training continues from an earlier step, so later ones were {what}"
             warn(f"{_escaped(self._directory)}: {reason}", RuntimeWarning, stacklevel=2)
 
     def _save(self, prepare: Callable[[], dict[str, Any]], state: Any, background: bool) -> list[str]:
         """Save a step. Returns the new names of the steps that training has gone back from."""
         ranks = self._ranks.calls()
         step, metrics, called = self._same(prepare, ranks)
-        later = ranks.first(partial(self._begun, step, metrics), "preparing the step")
-        if later is None:
+        begun = ranks.first(partial(self._begun, step, metrics, called), "preparing the step")
+        if begun is None:
             return []
+        folder, later = begun
         framework = self._framework_of(state) if ranks.size == 1 else self._framework or "torch"
         tree = f"state-{called}.safetensors"
         commit = Commit(step, called, framework, tree, metrics or {}, {})
         how = Saving(
-            metadata={SAVE_KEY: commit.save}, overwrite=True, checksums=["blake3"], background=background
+            metadata={SAVE_KEY: commit.save},
+            overwrite=True,
+            checksums=["blake3"],
+            background=background,
+            storage_options=self._steps.options,
         )
         write = _states(framework).prepared(state, ranks, self._kept)
         file = tree if ranks.rank == 0 else f"state-{called}-{ranks.rank:05d}.safetensors"
-        folder = folder_of(self._directory, step)
         renamed = ranks.first(
             lambda: self._set_aside(one for one in later if one == step), "renaming the step"
         )
         try:
-            writing = self._written(ranks, partial(write, os.path.join(folder, file), how), folder, file)
+            path = self._steps.path(folder, file)
+            writing = self._written(ranks, partial(write, path, how), folder, called)
         except BaseException:
             if ranks.rank == 0:
-                retention.put_back(self._directory, renamed)
+                self._steps.put_back(renamed)
             raise
         renamed += ranks.first(
             lambda: self._set_aside(one for one in later if one != step), "renaming later steps"
@@ -345,7 +349,7 @@ class Checkpoints:
 
         def compared() -> tuple[dict[str, Any], Any]:
             given = prepare()
-            own = {"directory": os.path.realpath(self._directory), "step": given["step"]}
+            own = {"directory": self._steps.identity(), "step": given["step"]}
             rules = {"keep and best": tuple(self._rules), "background": given["background"]}
             return {**own, **rules}, (given["step"], given["metrics"], token_hex(8))
 
@@ -360,27 +364,26 @@ class Checkpoints:
                 )
         return step, metrics, called
 
-    def _begun(self, step: int, metrics: dict[str, float] | None) -> list[int] | None:
-        """Return the steps that training has gone back from. None if the step is there already."""
-        self._take_lease()
+    def _begun(self, step: int, metrics: dict[str, float] | None, called: str) -> _Begun | None:
+        """Begin a save with this id. Returns None if the step is there already."""
+        self._steps.take_lease()
         if step == self._step and self._has(step, metrics):
             return None
-        return self._later(step)
+        later = self._later(step)
+        return _Begun(self._steps.new_folder(step, called), later)
 
     def _written(
-        self, ranks: Together, write: Callable[[], SaveFuture | None], folder: str, file: str
+        self, ranks: Together, write: Callable[[], SaveFuture | None], folder: str, called: str
     ) -> SaveFuture | None:
         """Write this rank's file to the directory of the step, which the first rank makes."""
         writing: SaveFuture | None = None
         with ExitStack() as made:
             with ranks.step("making the directory"):
                 if ranks.rank == 0:
-                    made.enter_context(new_folders(folder, durable=False))
-                    self._make(folder)
+                    made.enter_context(self._steps.making(folder))
             try:
                 with ranks.step("writing"):
-                    # The file server may show the directory to this machine later.
-                    os.makedirs(folder, exist_ok=True)
+                    self._steps.enter(folder)
                     writing = write()
                     if writing is not None:
                         # Its failure is raised by `_commit`, or after the failure of another rank by none.
@@ -388,7 +391,7 @@ class Checkpoints:
             except BaseException:
                 if writing is not None and not writing.cancel():
                     settled(writing)
-                retention.discard(folder, (file,))
+                self._steps.discard(folder, called)
                 raise
         return writing
 
@@ -413,7 +416,7 @@ class Checkpoints:
         >>> checkpoints.steps()
         [100]
         """
-        return self._chosen(lambda: committed(self._directory), "listing the steps")
+        return self._chosen(self._steps.numbers, "listing the steps")
 
     def _chosen(self, prepare: Callable[[], T], doing: str) -> T:
         """Return what `prepare` returns on the first rank."""
@@ -463,7 +466,7 @@ class Checkpoints:
 
         def prove(folder: str, commit: Commit) -> None:
             for name in self._share_of(commit) if verify else ():
-                verified(os.path.join(folder, name))
+                verified(self._steps.path(folder, name), storage_options=self._steps.options)
 
         found = self._first(lambda commits: sorted(commits, reverse=True), prove)
         if found is None:
@@ -506,7 +509,7 @@ class Checkpoints:
             raise OptionError(message, code="no-metric")
 
         def ranked(steps: Iterable[int]) -> list[int]:
-            commits = retention.commits_in(self._directory)
+            commits = self._steps.commits()
             return rule.ranked(commits[step] for step in steps if step in commits)
 
         found = self._first(ranked, lambda folder, commit: None)
@@ -600,7 +603,7 @@ class Checkpoints:
 
         def compared() -> tuple[dict[str, Any], None]:
             asked.append(prepare())
-            return {"directory": os.path.realpath(self._directory), "step": asked[0]["step"]}, None
+            return {"directory": self._steps.identity(), "step": asked[0]["step"]}, None
 
         ranks.same(compared, "comparing the arguments of load")
         work = self._loading(ranks, asked[0])
@@ -621,18 +624,18 @@ class Checkpoints:
     def _given(self, step: int, work: Callable[[str, Commit], Any], ranks: Together) -> _Choice:
         """Return the result of `work` on a step that the caller has chosen."""
         found: list[Any] = []
-        folder = folder_of(self._directory, step)
+        folder = self._chosen(partial(self._steps.find, step), "looking for the step")
 
         def prepare() -> tuple[dict[str, Any], None]:
-            if not is_committed(folder):
+            if folder is None:
                 raise self._no_step(step)
             try:
-                commit = read(folder)
-                check(folder, commit, self._share_of(commit))
+                commit = self._steps.read(folder)
+                self._steps.check(folder, commit, self._share_of(commit))
                 found.append(work(folder, commit))
                 return {"save": commit.save}, None
             except OSError as error:
-                if is_committed(folder):
+                if self._steps.has(folder):
                     raise
                 # Another process has deleted it.
                 raise self._no_step(step) from error
@@ -642,7 +645,8 @@ class Checkpoints:
 
     def _loading(self, ranks: Together, given: Mapping[str, Any]) -> Callable[[str, Commit], Any]:
         """Return a function that reads a step, and returns a function that restores it."""
-        how = Loading(verify=True, keys=given["keys"], drop=given["drop"])
+        options = self._steps.options
+        how = Loading(verify=True, keys=given["keys"], drop=given["drop"], storage_options=options)
         into, types, device = given["into"], given["types"], given["device"]
         if ranks.size > 1:
             loader = _states(self._framework or "torch").loader(into, types, how, device, ranks)
@@ -654,7 +658,7 @@ class Checkpoints:
                 of_parts = _states(self._framework or commit.framework)
                 return _read_by(of_parts.loader(into, types, how, device, ranks), folder, commit)
             move = placed(self.load, states.whole.mover, device)
-            path, compare = os.path.join(folder, commit.tree), partial(check_save, commit)
+            path, compare = self._steps.path(folder, commit.tree), partial(check_save, commit)
             found, _ = states.loaded(path, how, move, into, types, check=compare)
             return lambda: (found, [])
 
@@ -691,7 +695,7 @@ class Checkpoints:
 
             def compared() -> tuple[dict[str, Any], int]:
                 step = prepare()
-                return {"directory": os.path.realpath(self._directory), "step": step}, step
+                return {"directory": self._steps.identity(), "step": step}, step
 
             step = ranks.same(compared, doing)[0]
             with ranks.step(doing):
@@ -699,14 +703,9 @@ class Checkpoints:
                     work(step)
 
     def _pin(self, step: int) -> None:
-        folder = folder_of(self._directory, step)
-        if is_committed(folder):
-            replace_file(os.path.join(folder, PINNED), [], durable=is_durable(None), overwrite=True)
-            # The saving process may have deleted it meanwhile.
-            if is_committed(folder):
-                return
-            retention.unpin(folder)
-        raise self._no_step(step)
+        folder = self._steps.find(step)
+        if folder is None or not self._steps.pin(folder):
+            raise self._no_step(step)
 
     def delete(self, step: int) -> None:
         """Delete a step, pinned or not.
@@ -742,13 +741,13 @@ class Checkpoints:
         self._by_first(prepare, self._delete, "deleting a step")
 
     def _delete(self, step: int) -> None:
-        folder = folder_of(self._directory, step)
-        if not is_committed(folder):
+        folder = self._steps.find(step)
+        if folder is None:
             raise self._no_step(step)
-        self._take_lease()
-        retention.known(folder)
-        retention.unpin(folder)
-        retention.delete(folder)
+        self._steps.take_lease()
+        self._steps.known(folder)
+        self._steps.unpin(folder)
+        self._steps.delete(folder)
 
     def wait(self) -> None:
         """Wait for pending saves and deletions.
@@ -834,30 +833,16 @@ class Checkpoints:
         with self._lock:
             if all(pending.done() for pending in self._pending):
                 self._pending.clear()
-                self._lease.release()
+                self._steps.lease.release()
             else:
-                self._put(self._lease.release, self._directory)
-
-    def _take_lease(self) -> None:
-        """Take the lease, and remove what an earlier process has left."""
-        with new_folders(self._directory, is_durable(None)):
-            os.makedirs(self._directory, exist_ok=True)
-        if self._lease.acquire():
-            retention.clean(self._directory)
-
-    def _make(self, folder: str) -> None:
-        """Make the directory of a step, which may have files of the user."""
-        if os.path.lexists(folder):
-            # A save of this process has failed.
-            retention.clean_step(folder)
-        os.makedirs(folder, exist_ok=True)
+                self._put(self._steps.lease.release, self._directory)
 
     def _has(self, step: int, metrics: dict[str, float] | None) -> bool:
         """Return whether a step exists. Raise if it has other metrics."""
-        folder = folder_of(self._directory, step)
-        if not is_committed(folder):
+        folder = self._steps.find(step)
+        if folder is None:
             return False
-        known = read(folder).metrics
+        known = self._steps.read(folder).metrics
         if metrics is not None and _spelled(metrics) != _spelled(known):
             reason = f"the step exists with the metrics {known}: pass them when the step is saved first"
             raise located(
@@ -874,10 +859,10 @@ class Checkpoints:
             There is a step that this object has not seen (``code`` is ``"not-resumed"``), or one of a later
             version of ingot (``"later-checkpoint"``) or another program (``"foreign-checkpoints"``).
         """
-        steps = committed(self._directory)
+        steps = self._steps.numbers()
         unseen = [one for one in steps if one not in self._seen]
         # A damaged step cannot be loaded.
-        unseen = [one for one in unseen if retention.known(folder_of(self._directory, one))]
+        unseen = [one for one in unseen if self._steps.known(self._steps.folder(one))]
         if unseen:
             last = "none" if self._step is None else f"step {self._step} last"
             since = f"this program has saved or loaded {last}"
@@ -895,12 +880,12 @@ class Checkpoints:
         first = step if self._step is None else min(step, self._step + 1)
         later = [one for one in steps if one >= first]
         for one in later:
-            retention.known(folder_of(self._directory, one))
+            self._steps.known(self._steps.folder(one))
         return later
 
     def _set_aside(self, steps: Iterable[int]) -> list[str]:
-        """Rename steps, and return their new names."""
-        return [retention.set_aside(self._directory, one) for one in steps]
+        """Abandon steps, and return the names of their folders."""
+        return [self._steps.set_aside(self._steps.folder(one)) for one in steps]
 
     def _commit(
         self,
@@ -919,17 +904,16 @@ class Checkpoints:
         def prepare() -> tuple[dict[str, Any], tuple[str, StoredFile]]:
             if writing is not None:
                 writing.result()
-            return {}, (file, stored(os.path.join(folder, file)))
+            return {}, (file, self._steps.stored(folder, file))
 
         try:
             files = dict(ranks.same(prepare, f"writing step {commit.step}"))
             with ranks.step(f"committing step {commit.step}"):
                 if ranks.rank == 0:
-                    self._write_commit(folder, commit._replace(files=files))
+                    self._steps.write_commit(folder, commit._replace(files=files))
         except BaseException:
-            # Without the lease, the directory may be the step of another process.
             with suppress(OSError):
-                if not (is_committed(folder) and _is_there(folder, commit)):
+                if not self._steps.may_have(folder, commit):
                     self._step = before.step
                     if ranks.rank == 0:
                         self._discard(folder, commit, before.renamed)
@@ -937,23 +921,9 @@ class Checkpoints:
 
     def _discard(self, folder: str, commit: Commit, renamed: list[str]) -> None:
         """Remove the files of a save that has failed, and put back the steps that were set aside for it."""
-        retention.discard(folder, [name for name in os.listdir(folder) if commit.save in name])
-        if self._lease.is_held():
-            retention.put_back(self._directory, renamed)
-
-    def _write_commit(self, folder: str, commit: Commit) -> None:
-        for name, known in commit.files.items():
-            path = os.path.join(folder, name)
-            if not os.path.isfile(path) or os.path.getsize(path) != known.nbytes:
-                reason = f"another rank has written {known.nbytes:,} bytes, which this one cannot see"
-                way_out = "choose a directory that all machines share"
-                raise located(StorageError, f"{reason}: {way_out}", code="not-shared", path=path)
-        durable = is_durable(None)
-        if durable:
-            flush_names(folder)
-            flush_names(self._directory)
-        self._lease.check()
-        write(folder, commit, durable)
+        self._steps.discard(folder, commit.save)
+        if self._steps.lease.is_held():
+            self._steps.put_back(renamed)
 
     def _put(self, call: Callable[[], None], path: str) -> None:
         """Queue a call whose failure the next save raises. Without a next one it is printed at exit."""
@@ -967,8 +937,8 @@ class Checkpoints:
             # The failure of the save has been reported.
             return
         with ranks.step("deleting old steps"):
-            if ranks.rank == 0 and self._lease.is_held():
-                retention.apply(self._directory, self._rules)
+            if ranks.rank == 0 and self._steps.lease.is_held():
+                self._steps.apply(self._rules)
 
     def _share_of(self, commit: Commit) -> list[str]:
         """Return the files that this rank checks for all."""
@@ -996,17 +966,19 @@ class Checkpoints:
         damaged: dict[int, Exception] = {}
         vanished: set[int] = set()
 
-        def choose() -> int | None:
-            steps = [step for step in committed(self._directory) if step not in damaged]
-            return next(iter(order(steps)), None)
+        def choose() -> tuple[int, str] | None:
+            steps = [step for step in self._steps.numbers() if step not in damaged]
+            step = next(iter(order(steps)), None)
+            return None if step is None else (step, self._steps.folder(step))
 
         while True:
-            step = self._chosen(choose, "choosing a step")
-            if step is None:
+            chosen = self._chosen(choose, "choosing a step")
+            if chosen is None:
                 break
+            step, folder = chosen
             found: list[Any] = []
             errors: list[Exception] = []
-            prepare = partial(self._tried, step, work, found, errors, step in vanished)
+            prepare = partial(self._tried, folder, work, found, errors, step in vanished)
             tried = ranks.same(prepare, f"reading step {step}")
             vanished.add(step)
             if any(one.is_gone for one in tried):
@@ -1026,24 +998,24 @@ class Checkpoints:
 
     def _tried(
         self,
-        step: int,
+        folder: str,
         work: Callable[[str, Commit], Any],
         found: list[Any],
         errors: list[Exception],
         has_vanished: bool,
     ) -> tuple[dict[str, Any], _Tried]:
         """Work on a step. Errors about its bytes are recorded, and others are raised."""
-        folder, commit = folder_of(self._directory, step), None
+        commit = None
         try:
-            commit = read(folder)
-            check(folder, commit, self._share_of(commit))
+            commit = self._steps.read(folder)
+            self._steps.check(folder, commit, self._share_of(commit))
             found.append(work(folder, commit))
             return {}, _Tried(commit.save, False, None)
         except (CheckpointError, HeaderError, IntegrityError, OSError) as error:
             # A step may vanish once. The second time it is damaged.
-            if not has_vanished and not _is_there(folder, commit):
+            if not has_vanished and not self._steps.is_there(folder, commit):
                 return {}, _Tried(None, True, None)
-            if not _is_damage(error):
+            if not self._steps.is_damage(error):
                 raise
             errors.append(error)
             return {}, _Tried(None, False, f"{type(error).__name__}: {error}")
@@ -1056,12 +1028,19 @@ class Checkpoints:
             warn(f"{_escaped(self._directory)}: {steps}, so {outcome}: {first}", RuntimeWarning, stacklevel=3)
 
     def _no_step(self, step: int | None) -> CheckpointError:
-        steps = committed(self._directory)
+        steps = self._steps.numbers()
         shown = f"the last of {len(steps)} is {steps[-1]}" if steps else "it has no steps"
         reason = "the directory has no step" if step is None else f"there is no step {step}: {shown}"
         if is_committed(self._directory):
             reason += ": it is a step itself, so pass the directory that contains it"
         return located(CheckpointError, reason, code="no-step", path=self._directory, expected=step)
+
+
+def _steps_at(directory: str | bytes, options: StorageOptions | None) -> Steps:
+    """Return the steps of a directory, or of a folder of a store."""
+    path = os.fsdecode(directory)
+    # The program may change the current directory.
+    return StoreSteps(path, options) if is_url(path) else DiskSteps(os.path.join(os.getcwd(), path))
 
 
 @contextmanager
@@ -1093,25 +1072,6 @@ def _of_ranks() -> str:
         return ""
     world = os.environ["WORLD_SIZE"]
     return f"; the {world} processes of torchrun save together after torch.distributed.init_process_group"
-
-
-def _is_there(folder: str, commit: Commit | None) -> bool:
-    """Return whether a step is the one that was read, and has not been deleted or replaced meanwhile."""
-    if commit is None:
-        return is_committed(folder)
-    try:
-        return read(folder).save == commit.save
-    except FileNotFoundError:
-        return False
-    except CheckpointError:
-        return True
-
-
-def _is_damage(error: Exception) -> bool:
-    """Return whether an error is about the bytes of a step."""
-    if isinstance(error, CheckpointError):
-        return error.code in _DAMAGES
-    return isinstance(error, HeaderError | IntegrityError | StorageError | FileNotFoundError)
 
 
 def _states(framework: str) -> States:

@@ -127,7 +127,7 @@ class Lease:
         token = token_hex(8)
         new = os.path.join(self._directory, f".ingot-lease-{token}.new")
         process = os.getpid()
-        holder = Holder(token, gethostname(), _boot(), process, _started(process), EXPIRE_SECONDS)
+        holder = held_here()._replace(token=token)
         free: dict[int, str] = {}
         try:
             replace_file(new, [json.dumps(holder._asdict()).encode()], durable=False)
@@ -167,13 +167,13 @@ class Lease:
                 return ""
             os.utime(new)
             age = os.stat(new).st_mtime - touched
-            alive = None if holder is None else _is_alive(holder)
+            alive = None if holder is None else is_alive(holder)
             token, seconds = ("", EXPIRE_SECONDS) if holder is None else (holder.token, holder.seconds)
             if alive is False or age > seconds:
                 return token
             first = touched if first is None else first
             if alive or touched != first:
-                raise _busy(self._directory, holder, path)
+                raise busy(self._directory, holder, os.path.basename(path))
             time.sleep(_PAUSE_SECONDS)
 
     def is_held(self) -> bool:
@@ -242,10 +242,20 @@ def _link(new: str, path: str) -> None:
             lease.write(file.read())
 
 
+def held_here() -> Holder:
+    """Return this process as the holder of a new lease."""
+    process = os.getpid()
+    return Holder(token_hex(8), gethostname(), _boot(), process, _started(process), EXPIRE_SECONDS)
+
+
 def _holder(path: str) -> Holder | None:
     """Return the holder that a lease names. None while it is being written."""
     with open(path, "rb") as file:
-        text = file.read(4096)
+        return holder_in(file.read(4096))
+
+
+def holder_in(text: bytes) -> Holder | None:
+    """Return the holder in the content of a lease. None if the content is invalid."""
     try:
         content = json.loads(text)
         found = Holder(**{name: content[name] for name in Holder._fields})
@@ -263,7 +273,8 @@ def _token(path: str) -> str:
     return "" if holder is None else holder.token
 
 
-def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
+def busy(directory: str, holder: Holder | None, name: str) -> StorageError:
+    """Return the error for a lease of another process, whose file has the name `name`."""
     if holder is not None and _is_here(holder) and holder.process == os.getpid():
         reason = (
             "another Checkpoints of this program saves here: end its with block, or save with that object"
@@ -272,7 +283,7 @@ def _busy(directory: str, holder: Holder | None, path: str) -> StorageError:
     owner = "another process"
     if holder is not None:
         owner = f"process {holder.process} on {_escaped(holder.host)}"
-    way_out = f"stop it, or remove {os.path.basename(path)} if it is not running; ranks save together after "
+    way_out = f"stop it, or remove {name} if it is not running; ranks save together after "
     way_out += "torch.distributed.init_process_group"
     return located(StorageError, f"{owner} saves checkpoints here: {way_out}", code="busy", path=directory)
 
@@ -282,7 +293,7 @@ def _is_here(holder: Holder) -> bool:
     return holder.host == gethostname() and holder.boot == _boot()
 
 
-def _is_alive(holder: Holder) -> bool | None:
+def is_alive(holder: Holder) -> bool | None:
     """Return whether the holder runs. None if it runs elsewhere, or on a system without a way to find out."""
     if not _is_here(holder):
         return None

@@ -1,4 +1,4 @@
-"""Which steps stay, and how steps are deleted, set aside and cleaned up. The caller has the lease."""
+"""Which steps stay, and how steps of a disk are deleted, set aside and cleaned up, by the lease's holder."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from ingot._state.commit import (
     PINNED,
     STATE,
     Commit,
-    check,
-    committed,
     folder_of,
     is_committed,
     numbers,
     read,
 )
 from ingot._write.directory import flush_names
-from ingot.errors import CheckpointError, SafetensorError
+from ingot.errors import SafetensorError
 
 # Temporary files of a save that was killed.
 _TEMPORARY = re.compile(rf"\.({STATE.pattern}|{re.escape(COMMIT)}|{PINNED})\.[0-9a-f]+\.ingot-(tmp|old)")
@@ -76,38 +74,6 @@ class Rules(NamedTuple):
         if self.best is not None:
             found |= {*self.best.ranked(commits.values())[: self.best.most]}
         return found
-
-
-def commits_in(directory: str) -> dict[int, Commit]:
-    """Return the commits by step, without damaged ones and later versions."""
-    found = {}
-    for step in committed(directory):
-        with suppress(SafetensorError, FileNotFoundError):
-            found[step] = read(folder_of(directory, step))
-    return found
-
-
-def apply(directory: str, rules: Rules) -> None:
-    """Delete the steps that no rule keeps. The last step that is whole stays in any case."""
-    if rules.keep is None:
-        return
-    commits = commits_in(directory)
-    kept = rules.kept(commits)
-    surplus = [step for step in commits if step not in kept]
-    if not surplus:
-        return
-    last = next((step for step in sorted(commits, reverse=True) if _is_whole(directory, commits[step])), None)
-    for step in surplus:
-        if step != last:
-            delete(folder_of(directory, step))
-
-
-def _is_whole(directory: str, commit: Commit) -> bool:
-    try:
-        check(folder_of(directory, commit.step), commit)
-    except (SafetensorError, OSError):
-        return False
-    return True
 
 
 def is_pinned(folder: str) -> bool:
@@ -190,22 +156,6 @@ def discard(folder: str, names: Iterable[str]) -> None:
         os.rmdir(folder)
 
 
-def known(folder: str) -> Commit | None:
-    """Return the commit of a step. None if it is damaged.
-
-    Raises
-    ------
-    CheckpointError
-        A later version of ingot or another program wrote it.
-    """
-    try:
-        return read(folder)
-    except CheckpointError as error:
-        if error.code != "invalid-commit":
-            raise
-        return None
-
-
 def put_back(directory: str, names: Iterable[str]) -> None:
     """Undo `set_aside`, whose results are `names`, since no other step was saved."""
     for name in names:
@@ -213,12 +163,10 @@ def put_back(directory: str, names: Iterable[str]) -> None:
         os.rename(os.path.join(directory, name), folder_of(directory, number))
 
 
-def set_aside(directory: str, step: int) -> str:
-    """Rename a step that training has gone back from, and return its new name."""
-    folder = folder_of(directory, step)
-    commit = known(folder)
+def set_aside(directory: str, folder: str, commit: Commit | None) -> str:
+    """Rename the folder of a step that training has gone back from, and return its new name."""
     # A damaged commit file has no id.
     called = f"{os.stat(folder).st_mtime_ns:x}" if commit is None else commit.save
-    name = f"abandoned-{step:08d}-{called}"
+    name = f"abandoned-{os.path.basename(folder).removeprefix('step-')}-{called}"
     os.rename(folder, os.path.join(directory, name))
     return name

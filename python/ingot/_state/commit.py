@@ -10,7 +10,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from ingot._base.text import _escaped, _quoted, located
-from ingot._native import Checkpoint, hash_object, replace_file
+from ingot._native import Checkpoint, hash_object, is_url, replace_file
 from ingot._read.door import open_checkpoint
 from ingot.errors import CheckpointError, IntegrityError
 
@@ -29,8 +29,8 @@ FORMAT = "ingot.checkpoint"
 #: The version of the schema.
 VERSION = 1
 
-# A commit file of a step has some 200 bytes for each file of the step.
-_MAX_NBYTES = 1 << 24
+#: The most bytes of a commit file, which has some 200 bytes for each file of the step.
+MAX_NBYTES = 1 << 24
 _STEP = re.compile(r"step-([0-9]{8,19})")
 # A commit file names the files that are deleted with it: only files of tensors beside it.
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors")
@@ -90,6 +90,11 @@ def folder_of(directory: str, step: int) -> str:
     return os.path.join(directory, f"step-{step:08d}")
 
 
+def path_in(folder: str, name: str) -> str:
+    """Return the path or the URL of a file of a step."""
+    return f"{folder}/{name}" if is_url(folder) else os.path.join(folder, name)
+
+
 def numbers(directory: str) -> list[int]:
     """Return the numbers of all directories of steps in ascending order, with and without a commit file."""
     try:
@@ -120,14 +125,20 @@ def is_committed(folder: str) -> bool:
 def check_directory(directory: str) -> None:
     """Raise if `directory` is a file, a broken link, or contains checkpoints of another program."""
     try:
-        names = sorted(os.listdir(directory))
+        names = os.listdir(directory)
     except FileNotFoundError:
         if os.path.lexists(directory):
             # The path is a broken link, so no directory can be made there.
             raise
         return
-    foreign = next((name for name in names if _FOREIGN.fullmatch(name) and not _STEP.fullmatch(name)), None)
-    if foreign is not None and not any(map(_STEP.fullmatch, names)):
+    check_names(directory, names, _STEP)
+
+
+def check_names(directory: str, names: Iterable[str], step: re.Pattern[str]) -> None:
+    """Raise if one of the names in a directory is of another program, and none is of a `step`."""
+    others = sorted(name for name in names if not step.fullmatch(name))
+    foreign = next(filter(_FOREIGN.fullmatch, others), None)
+    if foreign is not None and not any(map(step.fullmatch, names)):
         raise is_foreign(directory, f"{_quoted(foreign)} is a checkpoint of another program")
 
 
@@ -151,9 +162,19 @@ def read(folder: str, name: str = COMMIT) -> Commit:
     """
     path = os.path.join(folder, name)
     with open(path, "rb") as file:
-        text = file.read(_MAX_NBYTES + 1)
+        return parsed(file.read(MAX_NBYTES), path, os.path.basename(folder))
+
+
+def parsed(text: bytes, path: str, directory: str) -> Commit:
+    """Return the content of a commit file, which is in the directory of this name.
+
+    Raises
+    ------
+    CheckpointError
+        As for `read`.
+    """
     try:
-        content = json.loads(text[:_MAX_NBYTES])
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _invalid(path, f"it is truncated or damaged ({error})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -168,10 +189,8 @@ def read(folder: str, name: str = COMMIT) -> Commit:
         if version != VERSION:
             raise ValueError(f"expected version {VERSION}, found {version!r}")
         found = _commit(content)
-        if os.path.basename(folder) != folder_of("", found.step):
-            raise ValueError(
-                f"the directory is {os.path.basename(folder)}, the commit file is of step {found.step}"
-            )
+        if directory != folder_of("", found.step):
+            raise ValueError(f"the directory is {directory}, the commit file is of step {found.step}")
         return found
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _invalid(path, f"{error}") from None
@@ -229,7 +248,12 @@ def stored(path: str) -> StoredFile:
 
 def _header_digest(path: str, nbytes: int) -> str:
     with open(path, "rb") as file:
-        return str(hash_object(file.read(nbytes), _escaped(path), "blake3"))
+        return digest_of(file.read(nbytes), path)
+
+
+def digest_of(header: bytes, path: str) -> str:
+    """Return the digest of the header of a file of a step."""
+    return str(hash_object(header, _escaped(path), "blake3"))
 
 
 def write(folder: str, commit: Commit, durable: bool) -> None:
@@ -251,16 +275,24 @@ def check(folder: str, commit: Commit, names: Iterable[str] | None = None) -> No
     """
     for name in commit.files if names is None else names:
         path, known = os.path.join(folder, name), commit.files[name]
-        nbytes = os.path.getsize(path)
-        if nbytes != known.nbytes:
-            reason = f"expected {known.nbytes:,} bytes as in {COMMIT}, found {nbytes:,}"
-            facts: dict[str, Any] = {"expected": known.nbytes, "found": nbytes}
-            raise located(CheckpointError, reason, code="changed-step", path=path, **facts)
-        found = _header_digest(path, known.header_nbytes)
-        if found != known.header_blake3:
-            reason = f"the header differs from its digest in {COMMIT}"
-            facts = {"expected": known.header_blake3, "found": found}
-            raise located(IntegrityError, reason, code="digest-mismatch", path=path, **facts)
+        check_size(path, known, os.path.getsize(path))
+        check_header(path, known, _header_digest(path, known.header_nbytes))
+
+
+def check_size(path: str, known: StoredFile, nbytes: int) -> None:
+    """Raise if a file of a step has another size than in the commit file."""
+    if nbytes != known.nbytes:
+        reason = f"expected {known.nbytes:,} bytes as in {COMMIT}, found {nbytes:,}"
+        facts: dict[str, Any] = {"expected": known.nbytes, "found": nbytes}
+        raise located(CheckpointError, reason, code="changed-step", path=path, **facts)
+
+
+def check_header(path: str, known: StoredFile, digest: str) -> None:
+    """Raise if the header of a file has another digest than in the commit file."""
+    if digest != known.header_blake3:
+        reason = f"the header differs from its digest in {COMMIT}"
+        facts: dict[str, Any] = {"expected": known.header_blake3, "found": digest}
+        raise located(IntegrityError, reason, code="digest-mismatch", path=path, **facts)
 
 
 def check_save(commit: Commit, checkpoint: Checkpoint) -> None:

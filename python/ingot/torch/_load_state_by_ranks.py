@@ -7,7 +7,6 @@ with their digests. Nothing of the caller changes before all ranks have read the
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -25,6 +24,7 @@ from ingot._ranks.placements import Box, Part, moved
 from ingot._read.door import open_checkpoint
 from ingot._read.moves import Placement, misfit, placing
 from ingot._state import optimizers
+from ingot._state.commit import path_in
 from ingot._state.decoder import fault
 from ingot._state.objects import TreePath, lives_in, spelled
 from ingot._state.restoring import Contents, Restoring, selected
@@ -156,7 +156,8 @@ class Loader:
 
     def read(self, folder: str, names: list[str], check: Callable[[Checkpoint], None]) -> Reading:
         """Read what this rank needs of the files with these names. The first has the tree."""
-        opened = [open_checkpoint(os.path.join(folder, name), Loading(backend="pread")) for name in names]
+        how = Loading(backend="pread", storage_options=self._how.storage_options)
+        opened = [open_checkpoint(path_in(folder, name), how) for name in names]
         for one in opened:
             check(one)
         contents = Files.of(opened[0], opened[1:])

@@ -1,12 +1,15 @@
-//! Documents that are read whole: files beside a model, and the document with the headers of all its shards.
+//! Documents that are read whole: files beside a model, the document with the headers of all its shards, and lists of
+//! objects. And the start of a file of any content.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use ingot_format::{Limits, ShardHeaders, StopFlag, to_u64};
-use ingot_remote::{Fault, Location, RemoteOptions, redacted, shard_headers};
+use ingot_format::{Limits, ShardHeaders, StopFlag, saturating_usize, to_u64};
+use ingot_remote::{
+    Fault, Listed, Location, Remote, RemoteFile, RemoteOptions, list, redacted, shard_headers,
+};
 
-use super::session::{header_limits, in_session, refused};
+use super::session::{Session, header_limits, in_session, refused};
 use crate::error::{Error, unopened};
 use crate::file::LocalFile;
 use crate::watch::Watch;
@@ -57,6 +60,49 @@ pub fn hub_headers(
     let fetched = watched(true, fetching, watch);
     let fetched = fetched.map_err(|failure| failure.about(Some(Path::new(&redacted(url))), None))?;
     Ok(fetched.and_then(|document| ShardHeaders::parse(&document, limits)))
+}
+
+/// Return the first `most` bytes of the file behind `url`, and its size.
+///
+/// # Errors
+/// As [`fetch_beside`].
+pub fn fetch_start(
+    url: &str,
+    most: u64,
+    options: &RemoteOptions,
+    watch: &dyn Watch,
+) -> Result<(Vec<u8>, u64), Error> {
+    in_session(url, options, &header_limits(), watch, |session| {
+        let remote = requested(session, url)?;
+        let file = RemoteFile::begin(session.resource(&remote), most.max(1), session.stop);
+        let file = file.map_err(|fault| refused(&remote.shown, fault))?;
+        let start = file.start();
+        let len = start.len().min(saturating_usize(most));
+        Ok((start[..len].to_vec(), file.nbytes()))
+    })
+}
+
+/// Return the objects of a store whose keys begin with the key of `url`.
+///
+/// # Errors
+/// As [`fetch_beside`].
+pub fn list_objects(url: &str, options: &RemoteOptions, watch: &dyn Watch) -> Result<Vec<Listed>, Error> {
+    in_session(url, options, &header_limits(), watch, |session| {
+        let remote = requested(session, url)?;
+        let found = list(session.client(), &remote, session.stop);
+        found.map_err(|fault| refused(&remote.shown, fault))
+    })
+}
+
+/// Return the location of a file that is not on this machine.
+fn requested(session: &Session<'_>, url: &str) -> Result<Remote, Error> {
+    match session.locate(url)? {
+        Location::Remote(remote) => Ok(*remote),
+        Location::Cached(..) => Err(refused(
+            &redacted(url),
+            Fault::address("expected a URL of a store"),
+        )),
+    }
 }
 
 /// Read a whole file of this machine, and return it with its path.

@@ -12,7 +12,7 @@ mod upload;
 
 pub use self::cache::why_uncached;
 pub use self::digest::{read_url, url_source};
-pub use self::documents::{fetch_beside, hub_headers};
+pub use self::documents::{fetch_beside, fetch_start, hub_headers, list_objects};
 pub use self::download::{DownloadOptions, Downloaded, download, planned_download};
 pub use self::identity::identity;
 pub use self::session::REMOTE_HEADER_NBYTES;

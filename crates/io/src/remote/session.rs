@@ -201,6 +201,10 @@ impl<'f> Session<'f> {
         }
     }
 
+    pub(super) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
     pub(super) fn options(&self) -> &RemoteOptions {
         self.client.options()
     }

@@ -275,7 +275,7 @@ pub(crate) fn http_date(time: Timestamp) -> String {
 }
 
 /// Parse a date in any of the three forms of RFC 9110.
-fn date_of(text: &str) -> Option<Timestamp> {
+pub(crate) fn date_of(text: &str) -> Option<Timestamp> {
     let forms = [
         "%a, %d %b %Y %H:%M:%S GMT",
         "%A, %d-%b-%y %H:%M:%S GMT",
