@@ -257,7 +257,8 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		tests/hostile/networks/test_lying_servers.py tests/convert/test_convert_mutants.py \
 		tests/convert/test_convert_generated.py tests/web/test_web_mutants.py
 	INGOT_UPLOADS=$(UPLOADS) $(BIN)/python -m pytest tests/remote/test_stores.py \
-		tests/remote/test_sharded_stores.py tests/remote/test_upload.py -o faulthandler_timeout=0
+		tests/remote/test_sharded_stores.py tests/remote/test_upload.py tests/remote/test_writer_to_stores.py \
+		tests/remote/test_checkpoints_in_stores.py -o faulthandler_timeout=0
 	INGOT_CACHED_LOADS=$(UPLOADS) $(BIN)/python -m pytest tests/remote/test_cache.py -o faulthandler_timeout=0
 	INGOT_STATE_NODES=$(NODES) \
 		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)

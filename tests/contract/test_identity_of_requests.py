@@ -400,11 +400,19 @@ def checkpoints(url: str, options: Options, folder: Path) -> None:
         made.delete(2)
 
 
+def fill(url: str, options: Options, folder: Path) -> None:
+    for overwrite in (True, False):
+        with ingot.Writer(url, LARGE, overwrite=overwrite, storage_options=options) as writer:
+            writer.write("weight", LARGE["weight"])
+            writer.commit()
+
+
 BUFFER = {"a": {"dtype": "U8", "shape": [1], "data": b"a"}}
 
 #: Each public function that takes `storage_options` to write, and a call of it.
 WRITES: dict[str, Call] = {
     "ingot.Checkpoints": checkpoints,
+    "ingot.Writer": fill,
     "ingot.serialize_file": lambda url, options, folder: ingot.serialize_file(
         BUFFER, url, storage_options=options
     ),

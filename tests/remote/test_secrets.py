@@ -261,6 +261,8 @@ def reported(call: Callable[[], object], folder: Path) -> list[str]:
             if inspect.iscoroutine(result):
                 result = asyncio.run(result)
             texts += told_of(result)
+            if isinstance(result, ingot.Writer):
+                result.close()
             if isinstance(result, ingot.safe_open):
                 with result as file, pytest.raises(ingot.TensorNotFoundError) as caught:
                     file.get_tensor("none")
@@ -477,7 +479,7 @@ WRITERS = {
 STORED = [
     writer
     for writer in WRITERS
-    if re.search(r"\.(merge|rewrite|save_\w+|serialize_file|split|upload)\(", writer)
+    if re.search(r"\.(merge|rewrite|save_\w+|serialize_file|split|upload|Writer)\(", writer)
 ]
 
 

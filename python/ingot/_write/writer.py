@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from os.path import exists
-from typing import Any, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 from warnings import warn
 from weakref import WeakSet
 
@@ -15,9 +15,12 @@ from ingot._base.frameworks import payload
 from ingot._base.options import Saving, checked, takes
 from ingot._base.text import _escaped, _quoted, located
 from ingot.errors import OptionError, SaveError
-from ingot.typing import Format, NoOptions, Path, ReplaceOptions, Spec
+from ingot.typing import Format, NoOptions, Path, ReplaceOptions, Spec, StorageOptions
 
 from .save import Views, rendered
+
+if TYPE_CHECKING:
+    from .store_writer import StoreWriter
 
 _ALL = ...
 Index = Any
@@ -32,7 +35,7 @@ class Writer:
     Parameters
     ----------
     destination : str, bytes or os.PathLike
-        The path of the file. An existing file stays until `commit`.
+        The path of the file, or a URL of ``s3://`` or ``az://``. An existing file stays until `commit`.
     specs : dict of str to (dtype, shape), optional
         All tensors of the file. The dtype is one of `ingot.typing.Dtype`, such as ``"BF16"``. Any object with
         ``dtype`` and ``shape`` may take the place of the pair: a tensor on the meta device, an array, the
@@ -47,6 +50,8 @@ class Writer:
     aliases : dict of str to str, optional
         Aliases of tensors in `specs`, each with the name of its tensor, which is stored once. They are
         recorded as by ``save_file(..., shared="alias")`` of `ingot.torch`. Only with `specs`.
+    storage_options : dict, optional
+        How a store is reached (`ingot.StorageOptions`).
     **options
         How the file is written: `ingot.typing.SaveOptions`. `commit` flushes. The key `align` of
         `write_options` needs `specs`.
@@ -90,6 +95,11 @@ class Writer:
     Every separate range takes some 50 bytes beside the file until the commit, so writing the columns of a
     large matrix one by one costs more than writing its rows.
 
+    To a **store**, the parts of the file are sent while it is written. So tensors are written whole or in
+    consecutive rows, in the order of the file: by the size of their dtype, the largest first, and then by
+    name. `write` copies the values, and up to 256 MiB may be written before their turn. `specs` are needed,
+    and other processes cannot `join`.
+
     Examples
     --------
     >>> with ingot.Writer("out.safetensors", {"wte": ("F32", [8, 4])}) as writer:
@@ -111,14 +121,18 @@ class Writer:
         *,
         format: Format | None = None,
         aliases: Mapping[str, str] | None = None,
+        storage_options: StorageOptions | None = None,
         **options: Unpack[ReplaceOptions],
     ) -> None:
         self._is_begun = False
-        given = checked(Writer, locals())
+        given = checked(Writer, locals(), destination=_native.destination)
         how = Saving.among(Writer, given)
-        self._path = given["destination"]
-        self._writer: _native.Writer | _native.Appender
-        if specs is None:
+        path = given["destination"]
+        self._path = _native.shown_url(path) if isinstance(path, str) else path
+        self._writer: _native.Writer | _native.Appender | StoreWriter
+        if isinstance(path, str) and _native.is_url(path):
+            self._writer = _to_store(path, specs, aliases or {}, how)
+        elif specs is None:
             _check_appending(how, aliases)
             self._writer = _native.Appender.create(
                 self._path, how.reserve_header, how.metadata, **how.of_named_file()
@@ -215,9 +229,11 @@ class Writer:
         SaveError
             Dtype or shape differ from the spec (``code`` is ``"mismatch"``); elements were written before, or
             are being written by another writer (``"filled-twice"``); or there is no space left in the header
-            (``"reserve-full"``).
+            (``"reserve-full"``); or too much was written to a store before its turn (``"out-of-order"``).
         ClosedError
             The file was committed, or this writer was closed.
+        OSError
+            The store has refused an earlier part of the file.
         StorageError
             Writing failed, the creator left (``"abandoned"``) or was killed (``"orphaned"``), or the journal
             beside the file is damaged (``"broken-journal"``).
@@ -304,12 +320,11 @@ class Writer:
         # The attribute is missing if an argument was wrong.
         if getattr(self, "_is_begun", False):
             self._warn_of_loss("the writer was deleted", 2)
+            self.close()
 
     def _warn_of_loss(self, what: str, stacklevel: int) -> None:
         """Warn that a file that this writer began is lost, unless a writer that joined has committed it."""
-        if self._is_begun and (
-            isinstance(self._writer, _native.Appender) or exists(self._writer.temporary_path)
-        ):
+        if self._is_begun and _is_pending(self._writer):
             warn(
                 f"{_escaped(self._path)}: {what} without commit(): the file is not written — call close() to "
                 "give it up",
@@ -323,6 +338,13 @@ class Writer:
     def __reduce__(self) -> Any:
         way_out = "call ingot.Writer.join in the other process"
         raise TypeError(f"a Writer cannot be pickled, since it fills a file from this process: {way_out}")
+
+
+def _is_pending(writer: _native.Writer | _native.Appender | StoreWriter) -> bool:
+    """Return whether a file that a writer began was neither committed nor discarded."""
+    if isinstance(writer, _native.Writer):
+        return exists(writer.temporary_path)
+    return isinstance(writer, _native.Appender) or writer.is_pending()
 
 
 def native(writer: Writer) -> _native.Writer:
@@ -339,6 +361,22 @@ def _disown() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
+
+
+def _to_store(
+    url: str, specs: Mapping[str, Spec] | None, aliases: Mapping[str, str], how: Saving
+) -> StoreWriter:
+    """Return the writer of an object."""
+    how.check_url(url)
+    if specs is None:
+        message = f"Writer(): {_escaped(_native.shown_url(url))}: expected specs of all tensors for a store"
+        raise OptionError(message, code="specs-or-reserve")
+    # Imported here: few programs write so to a store.
+    from . import store_writer
+
+    declared = [_declared(*item) for item in named(specs, value="(dtype, shape)").items()]
+    elements = {name: store_writer.Spec(code, tuple(shape)) for name, code, shape in declared}
+    return store_writer.StoreWriter(url, elements, rendered(_views(specs, aliases)), how)
 
 
 def _check_appending(how: Saving, aliases: Mapping[str, str] | None) -> None:
