@@ -29,6 +29,7 @@ import ingot.numpy
 import ingot.torch
 from ingot._ranks.peers import Peers
 from ingot.torch import RNG
+from support import stores
 from support.ranks import GONE, Ranks
 from support.record import note
 
@@ -512,6 +513,33 @@ def test_ranks_that_make_other_calls_are_refused(
     for message, code in two.run(different_calls, tmp_path, calls):
         assert (message.partition(":")[0], code) == (f"rank 1 of 2 {other}", "ranks-differ")
     assert not [*tmp_path.iterdir()]
+
+
+def saved_to_a_store(options: dict[str, object]) -> tuple[list[int], int, bool]:
+    """Save FSDP2's model to a store, and load it into another one."""
+    url = "s3://models/run"
+    model, optimizer = built("fsdp")
+    with ingot.Checkpoints(url, keep=2, storage_options=options) as checkpoints:  # type: ignore[arg-type]
+        for step in (1, 2, 3):
+            train(model, optimizer, step)
+            checkpoints.save(step, {"model": model, "optimizer": optimizer, "step": step})
+    expected = values(model, optimizer)
+    model, optimizer = built("fsdp")
+    state: Any = {"model": model, "optimizer": optimizer, "step": 0}
+    other = ingot.Checkpoints(url, storage_options=options)  # type: ignore[arg-type]
+    assert other.latest(verify=True) == 3
+    step = other.load(into=state)["step"]
+    found = values(model, optimizer)
+    is_equal = all(torch.equal(found[name], value) for name, value in expected.items())
+    return other.steps(), step, is_equal
+
+
+def test_ranks_save_to_a_store(two: Ranks) -> None:
+    with stores.running(is_signed=False) as store:
+        assert two.run(saved_to_a_store, store.options) == [([2, 3], 3, True)] * 2
+        kept = [path for path in store.objects if "/step-" in path]
+    assert sum(path.endswith(".safetensors") for path in kept) == 2 * 2
+    assert len(kept) == 2 * 3
 
 
 def full_disk(*given: Any, **options: Any) -> Any:

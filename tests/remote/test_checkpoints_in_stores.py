@@ -403,7 +403,7 @@ def test_interrupted_deletion_of_a_pinned_step_is_undone(store: Store) -> None:
 @pytest.mark.parametrize("how", ["cut before", "cut after", "failed after", "twice"])
 def test_lost_answer_changes_nothing(store: Store, how: str) -> None:
     kinds = ("put", "list", "get", "delete")
-    store.faults = [Fault(kind, number, how) for kind in kinds for number in (0, 3, 7, 12)]
+    store.faults = [Fault(kind, number, how) for kind in kinds for number in (0, 7)]
     save(store, 1, 2, keep=1)
     assert opened(store).steps() == [2]
     assert opened(store).load()["step"] == 2

@@ -60,7 +60,7 @@ def saved(tensors: Any, metadata: Any = None, **options: Any) -> bytes:
 
 
 @pytest.mark.parametrize("tensors", [SMALL, LARGE], ids=["small", "large"])
-@pytest.mark.parametrize("rules", ["s3", "r2", "without checksums"])
+@pytest.mark.parametrize("rules", ["r2", "without checksums"])
 def test_writer_makes_the_file_of_a_save(rules: str, tensors: Any) -> None:
     pytest.importorskip("botocore", reason="botocore verifies signatures, and is not installed")
     with stores.running(STORES[rules]) as store:
@@ -249,7 +249,7 @@ def test_small_file_is_sent_again_to_the_region_of_the_bucket(store: Store) -> N
 def test_conflict_that_needs_new_parts_is_an_error(store: Store) -> None:
     # The probe of the store completes parts too.
     store.faults = [Fault("complete", 1, "conflict without parts", 9)]
-    with begun(store, LARGE) as writer:
+    with ingot.Writer(URL, LARGE, storage_options={**store.options, "retries": 0}) as writer:  # type: ignore[typeddict-item]
         fill(writer, LARGE)
         with pytest.raises(StorageError, match="write the file once more"):
             writer.commit()
