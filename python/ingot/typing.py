@@ -375,8 +375,8 @@ class SelectOptions(TypedDict, total=False):
     dtype : ingot.typing.Dtype, optional
         Convert floating-point tensors to this dtype while they are read, chunk by chunk: ``"BF16"``,
         ``"bfloat16"``, or the framework's own dtype. The values equal PyTorch's ``tensor.to(dtype)``, and
-        the tensors in the dtype of the file are never in memory. Integers, bools and complex numbers are
-        unchanged.
+        the tensors in the dtype of the file are never in memory. F8_E8M0 is converted too. Integers, bools
+        and complex numbers are unchanged. A tensor of the packed dtypes F4 and F6 is an error.
     """
 
     keys: Keys | None

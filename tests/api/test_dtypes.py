@@ -168,6 +168,23 @@ def test_dtype_rejects_non_floats_with_one_message(
     assert not new.exists()
 
 
+@pytest.mark.parametrize("door", DOORS)
+def test_dtype_converts_scales_everywhere(door: str, path: Path, tmp_path: Path) -> None:
+    ingot.numpy.save_file({"a": (2**TENSOR).astype(ml_dtypes.float8_e8m0fnu)}, path, overwrite=True)
+    by, function = DOORS[door]
+    assert by(function, path, tmp_path / "new.safetensors", "BF16") == "BF16"
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_dtype_refuses_packed_tensors_everywhere(door: str, path: Path, tmp_path: Path) -> None:
+    ingot.numpy.save_file({"a": TENSOR.astype(ml_dtypes.float4_e2m1fn)}, path, overwrite=True)
+    by, function = DOORS[door]
+    with pytest.raises(ingot.SafetensorError, match="tensor `a`: F4 is not converted to BF16") as caught:
+        by(function, path, tmp_path / "new.safetensors", "BF16")
+    assert (caught.value.code, caught.value.tensor) == ("no-conversion", "a")
+    assert not (tmp_path / "new.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     "dtype",
     [*IN_FILES, *NAMES.values(), "fp8", "fp16", "fp32", "fp64", "bfp16", "i4", "f8", "torch.int8", np.int16],

@@ -101,6 +101,32 @@ def test_load_file_names_a_tensor_that_cannot_be_converted(tmp_path: Path) -> No
     assert caught.value.code == "no-conversion"
 
 
+@pytest.mark.parametrize("others", [[], [torch.int64], [torch.float32]])
+def test_load_into_converts_scales_first_whatever_the_other_tensors(
+    others: list[torch.dtype], tmp_path: Path
+) -> None:
+    path = tmp_path / "scales.safetensors"
+    # Beyond F16, which makes it infinite, and NaN in F8_E8M0.
+    tensors = {"s": torch.tensor([2.0**100, 2.0]).to(torch.float8_e8m0fnu)}
+    tensors |= {str(dtype): torch.ones(3, dtype=dtype) for dtype in others}
+    save_file(tensors, path)
+    target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    load_into(target, path, dtype="F16")
+    expected = tensors["s"].to(torch.float16).to(torch.float8_e8m0fnu)
+    assert torch.equal(target["s"].view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_load_into_names_a_packed_tensor_that_dtype_would_convert(tmp_path: Path) -> None:
+    path = tmp_path / "f4.safetensors"
+    packed = torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+    save_file({"packed": packed}, path)
+    target = {"packed": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)}
+    with pytest.raises(ingot.DtypeError, match="tensor `packed`: F4 is not converted to F32"):
+        load_into(target, path, dtype="F32")
+    load_into(target, path)
+    assert torch.equal(target["packed"].view(torch.uint8), packed.view(torch.uint8))
+
+
 def test_load_file_returns_the_objects_of_out(tmp_path: Path, backend: str) -> None:
     values = torch.randn(4, 3, 8, 8)
     path = tmp_path / "image.safetensors"

@@ -67,6 +67,8 @@ NAMES = {name: name for name in (*OPTIONS, *OTHER_NAMES)} | {
 DEQUANTISED = ("BF16", "F16", "F32", "F64")
 # Codes of the dtypes that floats are converted to.
 FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+# Codes of the dtypes in files that are converted to one of `FLOATS`. Packed floats are not.
+CONVERTED = (*FLOATS, "F8_E8M0")
 
 
 BACKENDS: tuple[str, ...] = ("auto", "mmap", "pread")

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from ingot._base.checks import FLOATS
+from ingot._base.checks import CONVERTED, FLOATS
+from ingot._base.dtypes import PACKED
 from ingot._base.keys import NamedTensors, select
 from ingot._base.text import _escaped, _quoted, located
 from ingot._native import TensorInfo
@@ -67,7 +68,7 @@ def selected(contents: Contents, choice: Choice) -> Selected:
         yield from map(_info, below)
 
     kept = set(select(NamedTensors(contents.path, [*names, *others], infos), choice.keys, choice.drop))
-    in_full = [_checked(contents, entry) for entry in below if entry.name in kept]
+    in_full = [checked(contents, entry) for entry in below if entry.name in kept]
     seen: set[str] = set()
     for entry in in_full:
         if entry.name in seen:
@@ -91,7 +92,7 @@ def _info(entry: Entry) -> TensorInfo:
     return TensorInfo(entry.name, entry.code, entry.shape, 0, size, min(elements(entry.shape), _MOST))
 
 
-def _checked(contents: Contents, entry: Entry) -> Entry:
+def checked(contents: Contents, entry: Entry) -> Entry:
     """Return a chosen entry, or raise the reason why it cannot be converted."""
     if entry.fault is not None:
         raise entry.fault
@@ -116,7 +117,10 @@ def _renamed(contents: Contents, entry: Entry, choice: Choice) -> Entry:
         reason = f"the name does not begin with {_quoted(prefix)}, which strip_prefix removes"
         facts = {"path": contents.path, "tensor": entry.name, "expected": prefix}
         raise located(OptionError, f"{reason} — keys and drop select the tensors", code="prefix", **facts)
-    cast = choice.dtype if choice.dtype is not None and entry.code in FLOATS else ""
+    if choice.dtype is not None and entry.code in PACKED:
+        reason = f"{entry.code} is not converted to {choice.dtype} — drop=[…] leaves it out"
+        raise contents.refusal(reason, "no-conversion", entry.name, FLOATS, entry.code)
+    cast = choice.dtype if choice.dtype is not None and entry.code in CONVERTED else ""
     return replace(entry, name=entry.name[len(prefix) :], cast=cast) if prefix or cast else entry
 
 

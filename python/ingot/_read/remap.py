@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ingot._base import layouts as kinds
-from ingot._base.checks import FLOATS
+from ingot._base.checks import CONVERTED
 from ingot._base.dtypes import PACKED
 from ingot._base.keys import NamedTensors
 from ingot._base.keys import select as selected
@@ -594,7 +594,7 @@ def _cast(table: _Table, rule: kinds.Cast) -> bool:
         if one.dtype in PACKED:
             reason = f"{one.dtype} is not converted to {rule.dtype} — leave the tensor out of keys"
             raise table.error(rule, reason, "no-conversion", name)
-        if one.dtype not in (*FLOATS, "F8_E8M0") or one.dtype == rule.dtype:
+        if one.dtype not in CONVERTED or one.dtype == rule.dtype:
             return one
         boxes = tuple(box._replace(casts=(*box.casts, rule.dtype)) for box in one.boxes)
         return one._replace(dtype=rule.dtype, boxes=boxes)

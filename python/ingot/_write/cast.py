@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ingot import _native
 from ingot._base.batches import batches
-from ingot._base.checks import FLOATS, float_code, format_for
+from ingot._base.checks import CONVERTED, FLOATS, float_code, format_for
+from ingot._base.dtypes import PACKED
 from ingot._base.keys import checked_keys, select
 from ingot._base.options import Loading, Saving, checked, takes
 from ingot._base.progress import reporting_on
 from ingot._base.report import Report
+from ingot._base.text import located
 from ingot._native import STATE_KEY, Checkpoint, TensorInfo
 from ingot._read.door import open_source
 from ingot._read.load import RAW
 from ingot._read.select import Wanted
-from ingot.errors import CheckpointError
+from ingot.errors import CheckpointError, DtypeError
 from ingot.typing import CastOptions, Dtype, Format, Keys, Path, Source
 
 from .rearrange import KEPT, of_one, united
@@ -87,8 +89,8 @@ def cast(
     destination : str, bytes or os.PathLike
         Where to write one file. It may be `source`, which stays until the new file is complete.
     dtype : ingot.typing.Dtype
-        The dtype to convert to. The values equal PyTorch's ``tensor.to(dtype)``. Integers, bools and
-        complex numbers keep their dtypes.
+        The dtype to convert to, as for `load_file`. The values equal PyTorch's ``tensor.to(dtype)``.
+        Integers, bools and complex numbers keep their dtypes.
     keys : ingot.typing.Keys, optional
         Which tensors to convert, all by default, as for `load_file`. The others are copied unchanged. An
         alias selects its tensor.
@@ -110,6 +112,8 @@ def cast(
         The destination exists, and `overwrite` is False.
     TensorNotFoundError
         A name or a pattern of `keys` matches no tensor.
+    DtypeError
+        A tensor of `keys` is packed: F4 or F6.
     SaveError
         The format lacks a dtype, or files of a checkpoint have different texts for one key of their metadata.
     OSError, HeaderError, CheckpointError, StorageError
@@ -188,8 +192,17 @@ class _Plan:
         self.threads = threads
         self.dtype = dtype
         self.infos = checkpoint.infos()
-        floats = {info.name for info in self.infos if info.dtype in FLOATS and info.dtype != dtype}
-        self.changed = floats & chosen
+        floats = [info for info in self.infos if info.name in chosen and info.dtype != dtype]
+        self.changed = {info.name for info in floats if info.dtype in CONVERTED}
+        for info in floats:
+            if info.dtype in PACKED:
+                raise self._fault(info)
+
+    def _fault(self, info: TensorInfo) -> DtypeError:
+        reason = f"{info.dtype} is not converted to {self.dtype} — leave the tensor out of keys"
+        facts: Any = {"expected": FLOATS, "found": info.dtype}
+        path = self.checkpoint.path
+        return located(DtypeError, reason, path=path, tensor=info.name, code="no-conversion", **facts)
 
     def specs(self) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(info.name, self.dtype_of(info), info.shape) for info in self.infos]

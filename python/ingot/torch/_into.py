@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ingot._base.checks import FLOATS
+from ingot._base.checks import CONVERTED, FLOATS
+from ingot._base.dtypes import PACKED
 from ingot._base.keys import shared_prefix
 from ingot._base.options import Loading
 from ingot._base.report import restored
@@ -171,7 +172,7 @@ def _read_at_once(checkpoint: Checkpoint, found: Fitting, reads: Reads, dtype: s
         return False
     if dtype is not None:
         codes = {_CODES.get(kind) for kind in set(map(_dtype, tensors.values()))}
-        if not codes.isdisjoint(set(FLOATS) - {dtype}):
+        if not codes.isdisjoint({*CONVERTED, *PACKED} - {dtype}):
             return False
     try:
         places = destinations(tensors)
@@ -331,10 +332,10 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
     for one in slots:
         code = _CODES.get(one.tensor.dtype)
         stored = checkpoint.info(one.source).dtype
-        is_float = stored in CONVERTED
-        if dtype is not None and is_float:
+        converts = dtype is None and stored in CONVERTED and code in FLOATS
+        if dtype is not None and stored in (*CONVERTED, *PACKED):
+            # Reading fails if the tensor is packed.
             stored = dtype
-        converts = dtype is None and is_float and code in FLOATS
         read_as = code if code is not None and converts else stored
         requests = straight if read_as == code and one.tensor.is_cpu else elsewhere
         requests.add(one, read_as)
@@ -342,10 +343,6 @@ def read(checkpoint: Checkpoint, reads: Reads, slots: list[Slot], dtype: str | N
     places = destinations(straight.tensors)
     with writing([*straight.tensors.values(), *wholes(slots)]):
         _fill(checkpoint, straight.wanted(), places, fillings, reads)
-
-
-# The dtypes in files that are converted to floats.
-CONVERTED = frozenset((*FLOATS, "F8_E8M0"))
 
 
 def wholes(slots: Iterable[Slot]) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import torch
 import torch.utils.dlpack
 
 from ingot._adapters import pieces
+from ingot._base.checks import CONVERTED
 from ingot._base.frameworks import lacks
 from ingot._base.options import Loading
 from ingot._base.progress import reporting_on
@@ -24,7 +25,7 @@ from ingot.errors import IntegrityError, OptionError
 from ingot.typing import Source
 
 from ._filling import destinations, packed, writing
-from ._into import CONVERTED, Fitting, IncompatibleKeys, Slot, fitting, slots, wholes
+from ._into import Fitting, IncompatibleKeys, Slot, fitting, slots, wholes
 from ._tensors import DTYPES, fetcher, undisturbed
 
 _VERSION = re.compile("[0-9a-f]{64}")
