@@ -10,6 +10,7 @@ import pickle
 import random
 import shutil
 import tracemalloc
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 import ingot
 import ingot.numpy
+from ingot._base.dtypes import CODES
 from ingot._convert.limits import Budget, limits
 from ingot._convert.source import Contents, Entry, Options, Region
 from ingot._convert.sources.distributed import _Box, _Folder, _Joined
@@ -195,8 +197,9 @@ def test_joined_boxes_have_the_bytes_of_every_range(seed: int, monkeypatch: pyte
             entries.append(Entry("w", "I32", boxes[-1].sizes, values, region=region if is_plain else None))
             data += part.tobytes()
         Path("boxes").write_bytes(data)
-        contents = Contents("step_1/.metadata", "", Options(Budget("", limits(1, None)), False))
-        joined = _Joined(_Folder(contents, {}), "w", "I32", shape, boxes)
+        budget = Budget("", limits(1, None))
+        contents = Contents("step_1/.metadata", "", Options(budget, False))
+        joined = _Joined(_Folder(contents, {}, budget), "w", "I32", shape, boxes)
         monkeypatch.setattr(joined, "_entry", entries.__getitem__)
         assert numpy.array_equal(joined.read(), whole)
         for _ in range(8):
@@ -255,7 +258,7 @@ def _compressed(metadata: Metadata) -> None:
     stored(metadata).transform_descriptors = ["zstd.1"]
 
 
-def _moved(where: str) -> Callable[[Metadata], object]:
+def _moved(where: Any) -> Callable[[Metadata], object]:
     return lambda metadata: setattr(stored(metadata), "relative_path", where)
 
 
@@ -278,16 +281,33 @@ def _dtype(metadata: Metadata) -> None:
     metadata.state_dict_metadata["w"].properties = dataclasses.replace(properties, dtype=torch.float16)  # type: ignore[union-attr]
 
 
+def _transformed(by: Any) -> Callable[[Metadata], object]:
+    return lambda metadata: setattr(stored(metadata), "transform_descriptors", by)
+
+
+# Descriptions that torch never writes: nothing of the directory is read.
+MALFORMED: dict[str, tuple[Callable[[Metadata], object], str, str]] = {
+    "negative": (lambda m: setattr(stored(m), "offset", -1), "unreadable", "without a file, a position"),
+    "after all files": (lambda m: setattr(stored(m), "offset", 10**5000), "unreadable", "a position"),
+    "longer than files": (lambda m: setattr(stored(m), "length", 2**63), "unreadable", "and a length"),
+    "in a list": (_moved(["__0_0.distcp"]), "unreadable", "without a file"),
+    "in lists": (_moved([["x"]]), "unreadable", "without a file"),
+    "of many dimensions": (_shape(*[1] * 2000), "unreadable", "2000 dimensions: expected 63 or fewer"),
+    "of no size": (_shape(10**5000), "unreadable", "without sizes"),
+    "of another version": (lambda m: setattr(m, "version", "2.0.0"), "unreadable", "version is '2.0.0'"),
+}
 HOSTILE: dict[str, tuple[Callable[[Metadata], object], str, str]] = {
+    "unknown extension": (_transformed([["x"]]), "transformed", "an unknown extension"),
     "compressed": (_compressed, "transformed", "zstd.1"),
     "above": (_moved("../other/__0_0.distcp"), "outside", "leaves the folder"),
+    "of no characters": (_moved("a\ud800"), "outside", "a character that is not allowed"),
+    "of many folders": (_moved("a/" * 500_000), "outside", "has more than 4,096 characters"),
     "absolute": (_moved("/etc/passwd"), "outside", "leaves the folder"),
     "missing": (_moved("__1_0.distcp"), "missing-file", "no such file"),
     "after the end": (lambda m: setattr(stored(m), "offset", 2**62), "truncated", "truncated"),
     "too long": (lambda m: setattr(stored(m), "length", 2**62), "truncated", "truncated"),
-    "negative": (lambda m: setattr(stored(m), "offset", -1), "unreadable", "without a position"),
     "short": (lambda m: setattr(stored(m), "length", 40), "size-mismatch", "needs 96 bytes"),
-    "cut": (lambda m: setattr(stored(m), "length", 400), "unreadable", "ZIP"),
+    "cut": (lambda m: setattr(stored(m), "length", 400), "unreadable", "tensor `w`: not a ZIP archive"),
     "of another": (_on_other, "overlap", "overlaps another"),
     "larger": (_shape(5, 6), "chunks", r"no box has the element at \[4, 0\]"),
     "huge": (_shape(2**40, 6), "chunks", "no box has"),
@@ -307,6 +327,7 @@ HOSTILE: dict[str, tuple[Callable[[Metadata], object], str, str]] = {
         "missing-chunk",
         "no file is listed",
     ),
+    **MALFORMED,
 }
 
 
@@ -327,7 +348,7 @@ def test_convert_rejects_a_wrong_description(fault: str) -> None:
         assert peak < 16 << 20
     assert not Path("out.safetensors").exists()
     # The fault of one tensor does not bar the others.
-    if error.tensor == "w" and fault not in ("too long", "of another"):
+    if error.tensor == "w" and fault not in ("too long", "of another", *MALFORMED):
         assert ingot.convert(folder, "out.safetensors", keys="other").tensors == 1
 
 
@@ -340,6 +361,122 @@ def test_convert_bounds_the_work_for_crossing_boxes() -> None:
 
     with raises(ingot.ConversionError, code="chunks"):
         ingot.convert(edited(crossing), "out.safetensors")
+
+
+def itself(times: int) -> bytes:
+    """Return a pickle of a record that contains a list, which contains itself many times."""
+    head = b"\x80\4ctorch.distributed.checkpoint.metadata\nMetadata\n)\x81}X\1\0\0\0x"
+    return head + b"]q\1(" + b"h\1" * times + b"esb."
+
+
+def test_load_file_bounds_the_work_for_metadata_beside_large_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = saved({"w": torch.ones(2)})
+    Path(folder, ".metadata").write_bytes(itself(500))
+    monkeypatch.setattr("ingot._convert.served.source_nbytes", lambda *given: 1 << 40)
+    tracemalloc.start()
+    with raises(ingot.ConversionError, "64 times its size", code="too-large"):
+        load_file(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 64 << 20
+
+
+def test_convert_bounds_the_work_for_a_pickle_beside_large_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    with zipfile.ZipFile("x.pt", "w") as archive:
+        archive.writestr("x/data.pkl", itself(500))
+    monkeypatch.setattr("ingot._convert.conversion.source_nbytes", lambda *given: 1 << 40)
+    with raises(ingot.ConversionError, "64 times its size", code="too-large"):
+        ingot.convert("x.pt", "out.safetensors")
+
+
+def test_convert_rejects_two_positions_of_one_box() -> None:
+    folder = saved({"w": torch.ones(2), "other": torch.ones(2)})
+    path = Path(folder, ".metadata")
+    metadata = pickle.loads(path.read_bytes())
+    records = metadata.storage_data
+    # The keys are equal only after the change, and a pickle may repeat a key.
+    next(key for key in records if key.fqn == "other").__dict__["fqn"] = "w"
+    path.write_bytes(pickle.dumps(metadata))
+    with raises(ingot.ConversionError, "two positions of one box", tensor="w"):
+        ingot.convert(folder, "out.safetensors")
+
+
+def test_convert_lists_records_without_a_description() -> None:
+    folder = edited(lambda metadata: metadata.state_dict_metadata.pop("w"))
+    report = ingot.convert(folder, "out.safetensors")
+    assert [(one.name, one.kind) for one in report.left_out] == [("w", "record")]
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("__metadata__", "reserved-name"), ("a\ud800", "invalid-unicode")]
+)
+def test_load_file_and_convert_reject_a_name_that_files_lack(name: str, code: str) -> None:
+    folder = edited(lambda metadata: _renamed(metadata, name))
+    for call in (load_file, lambda path: ingot.convert(path, "out.safetensors")):
+        with raises(ingot.ConversionError, code=code, tensor=name):
+            call(folder)
+
+
+def _renamed(metadata: Metadata, name: str) -> None:
+    described: Any = metadata.state_dict_metadata
+    described[name] = described.pop("w")
+    key = next(key for key in metadata.storage_data if key.fqn == "w")
+    metadata.storage_data[MetadataIndex(name, key.offset)] = metadata.storage_data.pop(key)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_convert_rejects_metadata_that_is_a_pipe() -> None:
+    folder = saved({"w": torch.ones(2)})
+    Path(folder, ".metadata").unlink()
+    os.mkfifo(f"{folder}/.metadata")
+    with raises(ingot.ConversionError, "expected one, or an index"):
+        ingot.convert(folder, "out.safetensors")
+
+
+def _joined(metadata: Metadata) -> None:
+    """Make one tensor of `a` and `b`."""
+    described: Any = metadata.state_dict_metadata
+    whole, part = described.pop("a"), described.pop("b")
+    described["w"] = whole
+    part.chunks[0].offsets = torch.Size([50_000])
+    whole.size = torch.Size([100_000])
+    whole.chunks += part.chunks
+    records = {key.fqn: one for key, one in metadata.storage_data.items()}
+    metadata.storage_data = {
+        MetadataIndex("w", [0]): records["a"],
+        MetadataIndex("w", [50_000]): records["b"],
+    }
+
+
+def test_load_file_notices_a_replaced_file_of_any_rank() -> None:
+    expected = torch.arange(100_000.0)
+    tree = dict(zip("ab", expected.split(50_000), strict=True))
+    dcp.save(tree, storage_writer=FileSystemWriter("step_1", single_file_per_rank=False))
+    path = Path("step_1/.metadata")
+    metadata = pickle.loads(path.read_bytes())
+    _joined(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+    same(load_file("step_1"), {"w": expected})
+    for one in metadata.storage_data.values():
+        file = Path("step_1", one.relative_path)
+        with ingot.safe_open("step_1", "pt") as opened:
+            copy = file.with_suffix(".copy")
+            shutil.copy(file, copy)
+            os.replace(copy, file)
+            with pytest.raises(ingot.StorageError):
+                opened.get_tensor("w")
+
+
+def test_load_file_reads_every_dtype_of_a_distributed_checkpoint() -> None:
+    dtypes = [getattr(torch, name) for name in CODES]
+    bits = torch.randint(2, (4 * 64,), dtype=torch.uint8)
+    tree = {str(dtype): bits.view(dtype).reshape(4, -1) for dtype in dtypes}
+    tree |= {f"{dtype} scalar": bits.view(dtype)[3] for dtype in dtypes}
+    tree |= {f"{dtype} empty": torch.empty(3, 0, dtype=dtype) for dtype in dtypes}
+    folder = saved(tree)
+    ingot.convert(folder, "out.safetensors")
+    for path in (folder, "out.safetensors"):
+        same(load_file(path), by_torch(folder))
 
 
 def test_convert_and_load_file_run_nothing_of_the_metadata(payload: Payload) -> None:

@@ -247,8 +247,8 @@ def convert(
     max_shard_size : int or str, optional
         As for `ingot.split`: the most bytes per file, such as ``"5GB"``.
     dtype : ingot.typing.Dtype, optional
-        Convert floating-point tensors to this dtype, with the values of ``load_file(dtype=)``. Quantised
-        tensors of GGUF, which are refused otherwise, are dequantised to it.
+        Convert floating-point tensors to this dtype, as ``load_file(dtype=)`` does. Quantised tensors of
+        GGUF, which are refused otherwise, are dequantised to it.
     root : str, optional
         Convert only the tensors below this name, and remove it from their names: ``"state_dict"`` of a
         checkpoint that holds more than the model.
@@ -262,7 +262,7 @@ def convert(
         The most bytes that a source may unpack to. By default a hundred times the size of the source, or 1
         GiB if that is more; only files made to exhaust memory exceed it. Other values, such as objects, text
         and names, may take 64 times the size of the source plus 128 MiB of memory, or `max_nbytes` if that is
-        more.
+        more. The limit of a pickle depends on its own size.
     verify : bool
         Read every tensor of the new file and of the source again and compare them, before the new file gets
         its name.

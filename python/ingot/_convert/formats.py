@@ -65,6 +65,10 @@ def is_ours(path: str) -> bool:
 # References from a file to other files, which must be inside its folder.
 
 
+# The most characters of a path in a file. Systems allow 4,096 at most.
+_LONGEST_LOCATION = 4096
+# Characters that no file name has: zero, and surrogates that stand for no byte.
+_UNNAMABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 # A file name with the number of the part and the number of parts.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)
 
@@ -96,7 +100,9 @@ def _fault(location: object) -> str | None:
     """Return why `location` is not a path inside the folder, the same on every system. None if it is."""
     if not isinstance(location, str):
         return "is not text"
-    if "\0" in location or "\\" in location or ":" in location:
+    if len(location) > _LONGEST_LOCATION:
+        return f"has more than {_LONGEST_LOCATION:,} characters"
+    if _UNNAMABLE.search(location) or "\\" in location or ":" in location:
         return "contains a character that is not allowed"
     parts = location.split("/")
     if location.startswith(("/", "~")) or ".." in parts:
@@ -324,7 +330,7 @@ def resolved(path: str, source: str | None, is_whole: bool = True) -> tuple[str,
         return loaded
     names = sorted(os.listdir(path))
     for ending, word in _IN_FOLDERS:
-        found = [name for name in names if name.endswith(ending)]
+        found = [name for name in names if name.endswith(ending) and os.path.isfile(os.path.join(path, name))]
         if found and source in (None, word):
             return _only(path, found), word
     if source == "tensorflow" or (source is None and any(name.endswith(".index") for name in names)):

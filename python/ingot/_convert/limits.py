@@ -72,6 +72,8 @@ class Limits(NamedTuple):
     """Tensors that are written, and data that is unpacked for them."""
     held: int
     """Objects, text and records in memory."""
+    max_nbytes: int | None
+    """The caller's option."""
 
 
 class Budget:
@@ -81,21 +83,31 @@ class Budget:
     one.
     """
 
-    def __init__(self, path: str, limits: Limits) -> None:
+    def __init__(self, path: str, limits: Limits, whole: Budget | None = None) -> None:
         self._path = path
         self._limits = limits
+        self._whole = whole
         self._unpacked = 0
         self._held = 0
 
+    def part(self, path: str, nbytes: int) -> Budget:
+        """Return the budget of a pickle of `nbytes` bytes, which this budget pays for too.
+
+        The tensors around a pickle may be any number of times larger than it, and admit no larger objects.
+        """
+        return Budget(path, limits(nbytes, self._limits.max_nbytes), self)
+
     def hold(self, nbytes: int) -> None:
         """Pay for memory."""
+        if self._whole is not None:
+            self._whole.hold(nbytes)
         self._held += nbytes
         limit = self._limits.held
         if self._held > limit:
             raise refused(
                 self._path,
                 f"unpacks to more than {limit:,} bytes of objects beside its tensors, which is the limit "
-                f"({HELD_GROWTH} times the size of the file, and 128 MiB) — a larger max_nbytes admits it",
+                f"({HELD_GROWTH} times its size, and 128 MiB) — a larger max_nbytes admits it",
                 "too-large",
                 expected=limit,
                 found=self._held,
@@ -134,6 +146,6 @@ def limits(source_nbytes: int, max_nbytes: int | None) -> Limits:
     """Return the limits of a source of that size."""
     held = ALWAYS_HELD_NBYTES + HELD_GROWTH * source_nbytes
     if max_nbytes is None:
-        return Limits(max(ALWAYS_NBYTES, GROWTH * source_nbytes), held)
+        return Limits(max(ALWAYS_NBYTES, GROWTH * source_nbytes), held, None)
     # `max_nbytes` limits tensors: a small value does not limit the objects around them.
-    return Limits(max_nbytes, max(held, max_nbytes))
+    return Limits(max_nbytes, max(held, max_nbytes), max_nbytes)

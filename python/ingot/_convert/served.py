@@ -18,9 +18,11 @@ from ingot._read.source import Reader, done
 
 from .formats import FORMATS
 from .limits import Budget, limits, source_nbytes
+from .selection import checked
 from .source import Options
 from .sources.distributed import METADATA
 from .values import nbytes
+from .write import check_native
 
 if TYPE_CHECKING:
     from ingot.numpy import Array
@@ -44,14 +46,11 @@ class Directory(Reader):
         metadata = os.path.join(path, METADATA)
         reading = Options(Budget(metadata, limits(source_nbytes(metadata, True), None)), False, objects=False)
         with FORMATS["distcp"].opened(metadata, reading) as contents:
-            for entry in contents.entries:
-                if entry.fault is not None:
-                    raise entry.fault
+            entries = [checked(contents, entry) for entry in contents.entries]
+            check_native(metadata, entries)
             # Aligned in the data section: the longest elements first.
-            self._entries = sorted(contents.entries, key=lambda entry: -nbytes(entry.code, (1,)))
-        self._stamps = {
-            file: _stamp(file) for file in {metadata, *(one.file or metadata for one in self._entries)}
-        }
+            self._entries = sorted(entries, key=lambda entry: -nbytes(entry.code, (1,)))
+        self._stamps = {file: _stamp(file) for file in {metadata, *contents.files}}
         self._begins = [0]
         for one in self._entries:
             self._begins.append(self._begins[-1] + nbytes(one.code, one.shape))

@@ -226,6 +226,8 @@ class Contents(ExitStack):
         self.entries: list[Entry] = []
         self.left_out: list[LeftOut] = []
         self.metadata: dict[str, str] = {}
+        self.files: set[str] = set()
+        """The other files that hold parts of the tensors, if the format has them."""
         self._file = file
 
     def add(self, name: str, make: Callable[..., Entry | LeftOut], *arguments: Any) -> None:

@@ -7,27 +7,29 @@ of records are known by name, and all others are placeholders (see `pickles`).
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy
 
 from ingot._base.dtypes import CODES, F4_PACKED
-from ingot._base.text import _quoted
+from ingot._base.text import _escaped, _quoted
 from ingot._convert.formats import inside
 from ingot._convert.limits import VALUE_NBYTES, refused
 from ingot._convert.pickles import Foreign, Named
-from ingot._convert.report import Placeholder, Plain
+from ingot._convert.report import Placeholder, Plain, left_out
 from ingot._convert.source import Contents, Entry, Region, Stream, size_of
 from ingot._convert.sources import torch
 from ingot._convert.values import dtype_of, elements, itemsize, no_dtype, stored, unpacked
+from ingot.errors import ConversionError
 
 if TYPE_CHECKING:
     from ingot._convert.limits import Budget
-    from ingot.errors import ConversionError
     from ingot.numpy import Array
 
     Sizes = tuple[int, ...]
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
     _Key = tuple[str, Sizes | None]
 
 METADATA = ".metadata"
+# The versions of `.metadata`, which torch before 2.7 does not write.
+_VERSION = re.compile(r"1(\.\d+)*")
+# The most dimensions: NumPy's, and one for the bytes of an element.
+_MOST_DIMENSIONS = 63
+# The largest size and position that files of tensors have.
+_LARGEST = (1 << 63) - 1
 _TITLE = "a record of torch.save"
 # The classes of records. Versions of torch have them in different modules.
 _KINDS = (
@@ -84,18 +92,24 @@ def _attributes(record: Any, kind: str) -> dict[str, Any]:
 
 
 def _sizes(value: Any) -> Sizes:
-    if not isinstance(value, tuple) or not all(type(size) is int and size >= 0 for size in value):
+    if not isinstance(value, tuple) or not all(map(_is_size, value)):
         raise ValueError("a box without sizes")
+    if len(value) > _MOST_DIMENSIONS:
+        raise ValueError(f"a box of {len(value)} dimensions: expected {_MOST_DIMENSIONS} or fewer")
     return value
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _LARGEST
 
 
 class _Stored(NamedTuple):
     """A record of `torch.save`, as ``.metadata`` describes it: unchecked."""
 
-    file: Any
+    file: str
     position: int
     nbytes: int
-    transforms: object
+    transforms: list[str]
 
     @property
     def end(self) -> int:
@@ -105,10 +119,18 @@ class _Stored(NamedTuple):
     @classmethod
     def of(cls, record: Any) -> _Stored:
         found = _attributes(record, "_StorageInfo")
-        position, size = found.get("offset"), found.get("length")
-        if type(position) is not int or type(size) is not int or min(position, size) < 0:
-            raise ValueError("a record without a position and a length")
-        return cls(found.get("relative_path"), position, size, found.get("transform_descriptors"))
+        file, position, size = found.get("relative_path"), found.get("offset"), found.get("length")
+        if not isinstance(file, str) or not _is_size(position) or not _is_size(size):
+            raise ValueError("a record without a file, a position and a length")
+        return cls(file, position, size, _words(found.get("transform_descriptors")))
+
+
+def _words(transforms: Any) -> list[str]:
+    """Return the names of the extensions that transform a record."""
+    if not transforms:
+        return []
+    is_known = isinstance(transforms, list) and all(isinstance(one, str) for one in transforms)
+    return transforms if is_known else ["an unknown extension"]
 
 
 class _Described(NamedTuple):
@@ -136,24 +158,49 @@ def _described(record: Any) -> _Described | None:
 
 def read(contents: Contents) -> None:
     """Add the tensors by their flat names, and the values of other objects."""
+    budget = contents.budget.part(contents.path, size_of(contents.path))
     with contents.reading(), open(contents.path, "rb") as file:
-        machine = _Machine(Stream(contents.path, file), contents.budget)
+        machine = _Machine(Stream(contents.path, file), budget)
         root = _attributes(machine.load(), "Metadata")
         machine.expect_end()
-        listed, places = root.get("state_dict_metadata"), root.get("storage_data")
+        version, listed, places = map(root.get, ("version", "state_dict_metadata", "storage_data"))
+        if version is not None and not (isinstance(version, str) and _VERSION.fullmatch(version)):
+            raise ValueError(f"its version is {left_out('version', version).value}: expected 1.0.0")
         if not isinstance(listed, dict) or not isinstance(places, dict):
             raise ValueError("it does not list tensors and their positions")
         if not all(isinstance(name, str) for name in listed):
             raise ValueError("a name that is not text")
-        described = {name: _described(record) for name, record in listed.items()}
-        index = {_key(key): _Stored.of(record) for key, record in places.items()}
-    folder = _Folder(contents, index)
+        described, index = _describe(contents, listed), _index(contents, places)
+    folder = _Folder(contents, index, budget)
     for name, tensor in described.items():
         if tensor is not None:
             contents.add(name, folder.tensor, name, tensor)
         elif contents.options.objects:
             _add_object(contents, folder, name)
+    for name in dict.fromkeys(name for name, _ in index if name not in described):
+        contents.leave_out(name, "record", "without a description")
     contents.metadata["format"] = "pt"
+
+
+def _describe(contents: Contents, listed: dict[str, Any]) -> dict[str, _Described | None]:
+    """Return the descriptions of all tensors, and None for other objects."""
+    described = {}
+    for name, record in listed.items():
+        with contents.reading(name):
+            described[name] = _described(record)
+    return described
+
+
+def _index(contents: Contents, places: dict[Any, Any]) -> dict[_Key, _Stored]:
+    """Return the record of each box and object."""
+    index: dict[_Key, _Stored] = {}
+    for place, record in places.items():
+        key = _key(place)
+        with contents.reading(key[0]):
+            if key in index:
+                raise ValueError("two positions of one box")
+            index[key] = _Stored.of(record)
+    return index
 
 
 def _key(record: Any) -> _Key:
@@ -168,7 +215,7 @@ def _overlapping(index: dict[_Key, _Stored]) -> set[_Key]:
     """Return the records that overlap others. They could make a small file hold any number of tensors."""
     found: set[_Key] = set()
     last: tuple[_Key, _Stored] | None = None
-    for item in sorted(index.items(), key=lambda item: (str(item[1].file), item[1].position)):
+    for item in sorted(index.items(), key=lambda item: (item[1].file, item[1].position)):
         key, one = item
         if last is not None and last[1].file == one.file and one.position < last[1].end:
             found |= {key, last[0]}
@@ -181,13 +228,28 @@ def _add_object(contents: Contents, folder: _Folder, name: str) -> None:
     """Add the values of an object, which may contain tensors."""
     try:
         region = folder.region(name, None)
-        tree = torch.loaded(folder.part(region), region)
+        with _naming(name):
+            tree = torch.loaded(folder.part(region), region)
     except Exception as error:
         if getattr(error, "code", None) == "too-large":
             raise
         contents.add(name, _raise, error)
         return
-    torch.add(contents, tree, (name,))
+    with _naming(name):
+        torch.add(contents, tree, (name,))
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Add the name of a tensor or an object to errors of its record."""
+    try:
+        yield
+    except ConversionError as error:
+        if error.tensor is not None or error.path is None:
+            raise
+        reason = str(error).removeprefix(f"{_escaped(error.path)}: ")
+        path = os.fsdecode(error.path)
+        raise refused(path, reason, error.code, name, error.expected, error.found) from error
 
 
 def _raise(error: Exception) -> Entry:
@@ -197,8 +259,8 @@ def _raise(error: Exception) -> Entry:
 class _Folder:
     """The files beside ``.metadata``."""
 
-    def __init__(self, contents: Contents, index: dict[_Key, _Stored]) -> None:
-        self._contents, self._index = contents, index
+    def __init__(self, contents: Contents, index: dict[_Key, _Stored], budget: Budget) -> None:
+        self._contents, self._index, self._budget = contents, index, budget
         self._overlapping = _overlapping(index)
         self._files: dict[str, tuple[str, int]] = {}
         self._whole: tuple[Entry, Array] | None = None
@@ -221,9 +283,7 @@ class _Folder:
             where = "" if offsets is None else f" at {list(offsets)}"
             raise self._fault(f"no file is listed for it{where}", "missing-chunk", name, found=offsets)
         if one.transforms:
-            words = (
-                ", ".join(map(str, one.transforms)) if isinstance(one.transforms, list) else "an extension"
-            )
+            words = ", ".join(one.transforms)
             reason = f"its bytes are transformed by {_quoted(words)}, which is not supported"
             raise self._fault(reason, "transformed", name, found=words)
         path, there = self._file(one.file, name)
@@ -235,10 +295,11 @@ class _Folder:
             raise self._fault(reason, "overlap", name, found=one.position)
         return Region(path, one.position, one.nbytes)
 
-    def _file(self, file: Any, name: str) -> tuple[str, int]:
+    def _file(self, file: str, name: str) -> tuple[str, int]:
         """Return the path and the size of a file."""
         if file not in self._files:
             path = inside(self._contents.path, file, name)
+            self._contents.files.add(path)
             self._files[file] = path, size_of(path)
         return self._files[file]
 
@@ -277,7 +338,7 @@ class _Folder:
         boxes = [box for box in tensor.boxes if elements(box[1])]
         if not elements(shape):
             return
-        for where, count in _uncovered(boxes, shape, self._contents.budget):
+        for where, count in _uncovered(boxes, shape, self._budget):
             words = "no box has" if count == 0 else f"{count} boxes have"
             reason = f"{words} the element at {list(where)} of shape {list(shape)}: expected one"
             raise self._fault(reason, "chunks", name, 1, count)
@@ -406,7 +467,7 @@ class _Joined:
         if number not in self._found:
             box = self._boxes[number]
             part = self._folder.part(box.region)
-            with part.reading(self._name):
+            with part.reading(self._name), _naming(self._name):
                 tensor = torch.loaded(part, box.region)
                 if not isinstance(tensor, torch.StoredTensor):
                     raise pickle.UnpicklingError("the record of a box is not a tensor")

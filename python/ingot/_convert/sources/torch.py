@@ -300,7 +300,7 @@ def _archive(found: Contents, region: Region, records: dict[str, Member], file: 
         found.budget.hold(records[file].nbytes)
         pickled = contents(region.path, records[file], may_lack_checksum=True)
         stream = Stream(region.path, BytesIO(pickled), end=len(pickled), has_spans=False)
-        machine = TorchMachine(stream, found.budget)
+        machine = TorchMachine(stream, found.budget.part(region.path, len(pickled)))
         tree = machine.load()
         machine.expect_end()
         is_little = _is_little(region.path, records.get("byteorder"))
