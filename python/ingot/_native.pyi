@@ -1053,6 +1053,16 @@ class TemporaryFile:
     def close(self) -> None: ...
 
 @final
+class Expression:
+    """A regular expression without look-around and references to groups, which matches in linear time."""
+
+    def __new__(cls, pattern: str) -> Expression:
+        """Compile an expression. Raises `ValueError` if it is not supported or too large."""
+
+    def matches(self, text: str) -> bool:
+        """Return whether it matches any part of the text."""
+
+@final
 class ForeignFile:
     """An open file of any format that contains the bytes of tensors in the form of a file of tensors."""
 

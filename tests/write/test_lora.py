@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import ingot
 import ingot.lora
 import ingot.numpy
 from ingot.lora import _merge
+from ingot.lora._adapter import _Patterns
 from support.servers import Handler, Request, serving
 
 Array = np.ndarray[Any, Any]
@@ -246,6 +248,98 @@ def test_merge_reads_settings_in_the_metadata(base: Path, tmp_path: Path) -> Non
     assert np.array_equal(found, (before + 4.0 * (up.astype("f8") @ down)).astype("f4"))
 
 
+@pytest.mark.parametrize("name", ["target_parameters", "init_lora_weights"])
+def test_merge_checks_settings_in_the_metadata(name: str, base: Path, tmp_path: Path) -> None:
+    up, down = pair()
+    tensors = {"unet.layers.0.q_proj.lora_A.weight": down, "unet.layers.0.q_proj.lora_B.weight": up}
+    value: Any = ["experts.w1"] if name == "target_parameters" else "pissa"
+    text = json.dumps({"unet.r": 2, "unet.lora_alpha": 8, f"unet.{name}": value})
+    adapter = saved(tmp_path, "a.safetensors", tensors, metadata={"lora_adapter_metadata": text})
+    error = failure(base, adapter)
+    assert error.code == "unsupported-adapter"
+    assert name in str(error)
+
+
+def by_peft(pattern: str, path: str) -> bool:
+    """Return what `peft.utils.other.get_pattern_key` decides."""
+    return re.match(rf"(.*\.)?({pattern})$", path) is not None
+
+
+PATHS = (
+    *(
+        "q_proj",
+        "model.layers.0.q_proj",
+        "model.layers.10.q_proj",
+        "layers.0.k_proj",
+        "model.layers.0.xq_proj",
+    ),
+    *("model.decoder.layers.1.self_attn.q_proj", "text-model.a.1", "a.b", "aXb", "x.aXb", "", ".", "a..b"),
+)
+PATTERNS = (
+    *("q_proj", "layers.0.q_proj", r"layers\.0\.q_proj", "^model.layers.0.q_proj", "model.layers.0.q_proj$"),
+    *(r".*\.[qk]_proj", r"model\.layers\.\d+\.q_proj", r"(.*\.)?(q|k)_proj", r".*layers.(0|1)\..*", "a.b"),
+    *(
+        r"layers.[0-9]{1,2}.\w+",
+        r".*",
+        r".+?_proj",
+        "a)|(b",
+        "x|a.b",
+        r"[^.]+",
+        r"\bq_proj",
+        "",
+        r"(?i:Q)_proj",
+    ),
+    *(
+        r"(?P<n>q)_proj",
+        r"[]a]",
+        r"[a\]]",
+        r"[a-]b",
+        r"\.",
+        r"q\_proj",
+        r"q_pro[j]",
+        "(?:a|a)*.b",
+        "a{2}|b{0,1}",
+    ),
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_as_in_peft(pattern: str) -> None:
+    patterns = _Patterns({pattern: True})
+    assert [patterns.value(path, False) for path in PATHS] == [by_peft(pattern, path) for path in PATHS]
+
+
+@settings(max_examples=GENERATED * 5, deadline=None)
+@given(pattern=st.text("ab.*+?()|[]^$\\dw{1,}-&~", max_size=8), path=st.text("ab.1-&", max_size=5))
+def test_generated_patterns_match_as_in_peft_or_are_rejected(pattern: str, path: str) -> None:
+    try:
+        found = _Patterns({pattern: True}).value(path, False)
+    except ValueError:
+        return
+    assert found == by_peft(pattern, path)
+
+
+def test_the_first_pattern_that_matches_decides(base: Path, tmp_path: Path) -> None:
+    tensors, config = peft({"alpha_pattern": {"v_proj": 1, r"layers\.\d+\.q_proj": 6, "q_proj": 8}})
+    found = merged(base, saved(tmp_path, "a.safetensors", tensors, config))
+    expected = merged(base, saved(tmp_path, "b.safetensors", *peft({"lora_alpha": 6})))
+    assert all(np.array_equal(found[name], one) for name, one in expected.items())
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"(\w+\.?)+!", "(a|a|.)*!", "((.*)*)*!", r"(.*\.)*(.*\.)*(.*\.)*(.*\.)*!"]
+)
+def test_merge_takes_linear_time_for_every_pattern(pattern: str, tmp_path: Path) -> None:
+    module = ".".join(["layers"] * 30)
+    base = saved(tmp_path, "long.safetensors", {f"{module}.weight": np.zeros((6, 4), "f4")})
+    up, down = pair()
+    start = f"base_model.model.{module}"
+    tensors = {f"{start}.lora_A.weight": down, f"{start}.lora_B.weight": up}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "alpha_pattern": {pattern: 9}}
+    found = merged(base, saved(tmp_path, "a.safetensors", tensors, config))
+    assert np.array_equal(found[f"{module}.weight"], (2.0 * (up.astype("f8") @ down)).astype("f4"))
+
+
 def test_merge_reads_original_names_of_unet(tmp_path: Path) -> None:
     name = "model.diffusion_model.input_blocks.1.1.transformer_blocks.0.attn1.to_q.weight"
     base = saved(tmp_path, "sd.safetensors", {name: np.zeros((6, 4), "float32")})
@@ -406,6 +500,28 @@ FAULTS: dict[str, tuple[Callable[[], Any], str]] = {
     "an alpha that is text": (lambda: peft({"lora_alpha": "x"}), "invalid-adapter-config"),
     "a configuration that is a list": (lambda: (peft()[0], []), "invalid-adapter-config"),
     "a pattern that is no expression": (lambda: peft({"rank_pattern": {"(": 2}}), "invalid-adapter-config"),
+    "a pattern with look-ahead": (
+        lambda: peft({"rank_pattern": {"(?!v_proj).*": 2}}),
+        "invalid-adapter-config",
+    ),
+    "a pattern with a reference": (
+        lambda: peft({"rank_pattern": {r"(\w)\1_proj": 2}}),
+        "invalid-adapter-config",
+    ),
+    "a pattern with a set in a set": (
+        lambda: peft({"rank_pattern": {"[[a-z]_]+": 2}}),
+        "invalid-adapter-config",
+    ),
+    "a pattern of many states": (
+        lambda: peft({"rank_pattern": {"(a{1000}){1000}": 2}}),
+        "invalid-adapter-config",
+    ),
+    "a long pattern": (lambda: peft({"rank_pattern": {"q" * 1001: 2}}), "invalid-adapter-config"),
+    "many patterns": (
+        lambda: peft({"rank_pattern": {f"q{n}": 2 for n in range(10_001)}}),
+        "invalid-adapter-config",
+    ),
+    "KaSA": (lambda: peft({"kasa_config": {"beta": 1e-4}}), "unsupported-adapter"),
     "patterns that are text": (lambda: peft({"alpha_pattern": "x"}), "invalid-adapter-config"),
     "an alpha beyond floats": (lambda: peft({"lora_alpha": 10**400}), "invalid-adapter-config"),
     "an alpha that is NaN": (lambda: peft({"lora_alpha": float("nan")}), "invalid-adapter-config"),

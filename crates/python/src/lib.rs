@@ -14,6 +14,7 @@ mod download;
 mod edit;
 mod errors;
 mod export;
+mod expression;
 mod hash;
 mod header;
 mod index;
@@ -58,6 +59,8 @@ mod _native {
     use crate::edit::{Sources, replace_tensor, update_metadata};
     #[pymodule_export]
     use crate::export::Export;
+    #[pymodule_export]
+    use crate::expression::Expression;
     #[pymodule_export]
     use crate::hash::{blob_digest, hash, hash_object, hashes, read_url};
     #[pymodule_export]

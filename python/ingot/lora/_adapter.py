@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +15,7 @@ from ingot._base.checks import FLOATS
 from ingot._base.keys import select
 from ingot._base.options import Loading
 from ingot._base.text import _escaped, _quoted, brief, located
-from ingot._native import Checkpoint, TensorInfo, fetch_beside, is_url
+from ingot._native import Checkpoint, Expression, TensorInfo, fetch_beside, is_url
 from ingot._read.config import CONFIG_NBYTES, ConfigFile, file_beside
 from ingot._read.door import open_source
 from ingot._read.kind import ADAPTER_CONFIG, kind_of
@@ -91,9 +91,75 @@ _UNSUPPORTED = (
     "use_bdlora",
     "arrow_config",
     "monteclora_config",
+    "kasa_config",
 )
+# The key of the metadata with the configurations that diffusers writes.
+_METADATA = "lora_adapter_metadata"
+# Limits of patterns. PEFT writes at most one for each module.
+_MOST_PATTERNS, _LONGEST_PATTERN = 10_000, 1000
+# Patterns that `re` matches in linear time: parts of names.
+_PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)*\$?")
+# Sets whose meaning differs between libraries.
+_NESTED_SET = re.compile(r"\[\^?\]?[^\]]*(?:\[|--|&&|~~|\|\|)")
 # Ways to begin training that change the weights of the base.
 _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga|eva_residual", re.IGNORECASE)
+
+
+class _Patterns:
+    """Values for modules, by patterns of their names. As in PEFT, the first pattern that matches decides."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        if len(values) > _MOST_PATTERNS:
+            raise ValueError(f"{len(values):,} patterns: expected {_MOST_PATTERNS:,} or fewer")
+        self._values = [(_matcher(pattern), value) for pattern, value in values.items()]
+
+    def value(self, path: str, default: Any) -> Any:
+        """Return the value for a module. Raises `ValueError` if a pattern is not supported for its name."""
+        return next((value for matches, value in self._values if matches(path)), default)
+
+
+def _matcher(pattern: str) -> Callable[[str], object]:
+    """Return a function that matches the end of a path in linear time, as PEFT does with `re`.
+
+    Raises `ValueError` for a pattern that is not a regular expression, or that no such function supports.
+    """
+    if len(pattern) > _LONGEST_PATTERN:
+        raise ValueError(f"{brief(pattern)} is longer than {_LONGEST_PATTERN:,} characters")
+    if _NESTED_SET.search(pattern):
+        raise ValueError(f"{brief(pattern)} has a set within a set, which is not supported")
+    whole = rf"(.*\.)?({pattern})$"
+    try:
+        matches = re.compile(whole).match
+    except (re.error, OverflowError, RecursionError) as fault:
+        raise ValueError(f"{brief(pattern)} is not a regular expression: {_escaped(str(fault))}") from fault
+    if _PLAIN.fullmatch(pattern):
+        return matches
+    try:
+        return _of_ascii(Expression(f"^(?:{whole})"), pattern)
+    except ValueError as fault:
+        reason = f"{brief(pattern)} is not supported: {_escaped(str(fault))}"
+        raise ValueError(f"{reason} — merge it with peft") from fault
+
+
+def _of_ascii(expression: Expression, pattern: str) -> Callable[[str], bool]:
+    """Return a function that matches text, in which `expression` has the meaning of `re` if it is ASCII."""
+
+    def matches(path: str) -> bool:
+        if not (path.isascii() and path.isprintable()):
+            raise ValueError(f"{brief(pattern)} is supported for names in ASCII only, found {_quoted(path)}")
+        return expression.matches(path)
+
+    return matches
+
+
+class _Settings(NamedTuple):
+    """A configuration of PEFT."""
+
+    config: Mapping[str, Any]
+    where: str
+    """The file or the metadata that it is in, for messages."""
+    ranks: _Patterns
+    alphas: _Patterns
 
 
 class _Component(NamedTuple):
@@ -151,7 +217,7 @@ class Adapter:
         self.others: list[str] = []
         """Tensors whose meaning is unknown."""
         self.config = config
-        self._check_config()
+        self._settings = self._read_settings()
         self._sort(map(checkpoint.info, chosen))
         if not is_peft and not any(ending.match(name) for name in names for ending, _ in _PARTS):
             reason = "is not an adapter: no tensor has a name of PEFT, kohya or diffusers"
@@ -246,31 +312,49 @@ class Adapter:
 
     # How much each module adds.
 
-    def _check_config(self) -> None:
-        kind = str(self.config.get("peft_type", "LORA"))
+    def _read_settings(self) -> dict[str | None, _Settings]:
+        """Return the checked settings of each component, or of the whole adapter under None."""
+        if self.config:
+            return {None: self._checked(self.config, ADAPTER_CONFIG)}
+        configs = _configs(self.metadata)
+        return {component: self._checked(config, _METADATA) for component, config in configs.items()}
+
+    def _checked(self, config: Mapping[str, Any], where: str) -> _Settings:
+        kind = str(config.get("peft_type", "LORA"))
         if kind not in ("LORA", "LOHA", "LOKR"):
             reason = f"peft_type {_quoted(kind)} is not an adapter of low rank: expected LORA, LOHA or LOKR"
             raise self.unfit(reason, "unsupported-adapter", expected=("LORA", "LOHA", "LOKR"), found=kind)
-        setting = next((name for name in _UNSUPPORTED if self.config.get(name)), None)
+        setting = next((name for name in _UNSUPPORTED if config.get(name)), None)
         if setting is not None:
-            reason = f"{ADAPTER_CONFIG} sets {setting}, which is not supported — merge it with peft"
+            reason = f"{where} sets {setting}, which is not supported — merge it with peft"
             raise self.unfit(reason, "unsupported-adapter", found=setting)
-        start = self.config.get("init_lora_weights")
+        start = config.get("init_lora_weights")
         if isinstance(start, str) and _CHANGES_BASE.match(start):
             reason = (
                 f"init_lora_weights {_quoted(start)} changed the base before training, and the adapter "
                 "belongs to the changed one — save it with path_initial_model_for_weight_conversion= of peft"
             )
             raise self.unfit(reason, "unsupported-adapter", found=start)
+        ranks, alphas = (self._patterns(f"{name}_pattern", config, where) for name in ("rank", "alpha"))
+        return _Settings(config, where, ranks, alphas)
+
+    def _patterns(self, name: str, config: Mapping[str, Any], where: str) -> _Patterns:
+        found = config.get(name) or {}
+        if not isinstance(found, dict):
+            reason = f"{name} in {where}: expected an object, found {brief(found)}"
+            raise self.unfit(reason, "invalid-adapter-config", found=found)
+        try:
+            return _Patterns(found)
+        except ValueError as fault:
+            raise self.unfit(f"{name} in {where}: {fault}", "invalid-adapter-config") from fault
 
     def _scale(self) -> None:
-        of_components = _settings(self.metadata)
         for module in self.modules.values():
             module.rank = self._rank(module)
             if "alpha" in module.parts:
                 module.alpha = self._alpha(module.parts["alpha"])
-            settings = self.config or of_components.get(module.component or "", {})
-            if settings:
+            settings = self._settings.get(None) or self._settings.get(module.component or "")
+            if settings is not None:
                 self._configure(module, settings)
             elif self.format == "peft" and module.alpha is None and module.rank is not None:
                 reason = f"{ADAPTER_CONFIG} is missing, which holds the alpha that scales the adapter"
@@ -293,50 +377,39 @@ class Adapter:
         info = next((module.parts[part] for part in _RANKS if part in module.parts), None)
         return info.shape[0] if info is not None and info.shape else None
 
-    def _configure(self, module: Module, config: Mapping[str, Any]) -> None:
+    def _configure(self, module: Module, settings: _Settings) -> None:
         """Apply a configuration of PEFT."""
-        rank = self._of_pattern("rank_pattern", config, module.path, config.get("r", module.rank))
-        default = config.get("lora_alpha", config.get("alpha", rank))
-        if module.alpha is None:
-            module.alpha = self._of_pattern("alpha_pattern", config, module.path, default)
+        config, where = settings.config, settings.where
+        try:
+            rank = settings.ranks.value(module.path, config.get("r", module.rank))
+            default = config.get("lora_alpha", config.get("alpha", rank))
+            if module.alpha is None:
+                module.alpha = settings.alphas.value(module.path, default)
+        except ValueError as fault:
+            reason = f"module {_quoted(module.name)}: pattern in {where}: {fault}"
+            raise self.unfit(reason, "invalid-adapter-config") from fault
         if not _is_positive(rank) or module.alpha is None or not _is_finite(module.alpha):
             reason = f"module {_quoted(module.name)}: expected numbers for r and alpha"
             facts = f"found {brief(rank)} and {brief(module.alpha)}"
-            raise self.unfit(f"{reason} in {ADAPTER_CONFIG}, {facts}", "invalid-adapter-config")
+            raise self.unfit(f"{reason} in {where}, {facts}", "invalid-adapter-config")
         if module.rank is None and module.kind != "LoKr":
             return
         if module.rank not in (None, rank):
-            reason = f"module {_quoted(module.name)} has rank {module.rank}, and {ADAPTER_CONFIG} says {rank}"
+            reason = f"module {_quoted(module.name)} has rank {module.rank}, and {where} says {rank}"
             raise self.unfit(reason, "rank-mismatch", expected=rank, found=module.rank)
-        if self._flag("use_dora", config) and module.kind in ("LoRA", "LoCon"):
-            reason = f"module {_quoted(module.name)} has no magnitudes, and {ADAPTER_CONFIG} sets use_dora"
+        if self._flag("use_dora", settings) and module.kind in ("LoRA", "LoCon"):
+            reason = f"module {_quoted(module.name)} has no magnitudes, and {where} sets use_dora"
             raise self.unfit(f"{reason}: the file is incomplete", "incomplete-module", found=[*module.parts])
-        is_stabilised = self._flag("use_rslora", config) and module.kind not in ("LoHa", "LoKr")
+        is_stabilised = self._flag("use_rslora", settings) and module.kind not in ("LoHa", "LoKr")
         module.scaling = module.alpha / (math.sqrt(rank) if is_stabilised else rank)
-        module.fan_in_fan_out = self._flag("fan_in_fan_out", config)
+        module.fan_in_fan_out = self._flag("fan_in_fan_out", settings)
 
-    def _flag(self, name: str, config: Mapping[str, Any]) -> bool:
-        found = config.get(name)
+    def _flag(self, name: str, settings: _Settings) -> bool:
+        found = settings.config.get(name)
         if found is not None and not isinstance(found, bool):
-            reason = f"{name} in {ADAPTER_CONFIG}: expected true or false, found {brief(found)}"
+            reason = f"{name} in {settings.where}: expected true or false, found {brief(found)}"
             raise self.unfit(reason, "invalid-adapter-config", found=found)
         return bool(found)
-
-    def _of_pattern(self, name: str, config: Mapping[str, Any], path: str, default: Any) -> Any:
-        """Return the value of the first pattern that matches the end of a path, as PEFT does."""
-        patterns = config.get(name) or {}
-        if not isinstance(patterns, dict):
-            reason = f"{name} in {ADAPTER_CONFIG}: expected an object, found {brief(patterns)}"
-            raise self.unfit(reason, "invalid-adapter-config", found=patterns)
-        for pattern, value in patterns.items():
-            try:
-                matches = re.match(rf"(.*\.)?({pattern})$", path)
-            except (re.error, OverflowError, RecursionError) as fault:
-                reason = f"{name} in {ADAPTER_CONFIG}: {brief(pattern)} is not a regular expression: {fault}"
-                raise self.unfit(reason, "invalid-adapter-config", found=pattern) from fault
-            if matches:
-                return value
-        return default
 
 
 def _is_positive(value: Any) -> bool:
@@ -355,10 +428,10 @@ def _texts(checkpoint: Checkpoint) -> dict[str, str]:
     return {key: text for key, text in (checkpoint.metadata() or {}).items() if isinstance(text, str)}
 
 
-def _settings(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _configs(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return the configurations that diffusers stores in the metadata, one of each component."""
     try:
-        pairs = json.loads(metadata.get("lora_adapter_metadata", "{}"))
+        pairs = json.loads(metadata.get(_METADATA, "{}"))
     except (ValueError, RecursionError):
         return {}
     found: dict[str, dict[str, Any]] = {}
