@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from ingot._read.source import Reader, done
+from ingot.errors import ConversionError
 
 from .formats import FORMATS
 from .limits import Budget, limits, source_nbytes
@@ -46,8 +47,13 @@ class Directory(Reader):
         metadata = os.path.join(path, METADATA)
         reading = Options(Budget(metadata, limits(source_nbytes(metadata, True), None)), False, objects=False)
         with FORMATS["distcp"].opened(metadata, reading) as contents:
-            entries = [checked(contents, entry) for entry in contents.entries]
-            check_native(metadata, entries)
+            try:
+                entries = [checked(contents, entry) for entry in contents.entries]
+                check_native(metadata, entries)
+            except ConversionError as error:
+                # The header has all tensors, before the caller's choice is known.
+                error.add_note("ingot.convert with drop= writes a file of the other tensors")
+                raise
             # Aligned in the data section: the longest elements first.
             self._entries = sorted(entries, key=lambda entry: -nbytes(entry.code, (1,)))
         self._stamps = {file: _stamp(file) for file in {metadata, *contents.files}}
