@@ -11,7 +11,7 @@ from ingot._base.text import located
 from ingot._native import replace_file
 from ingot._state import commit as commits
 from ingot._state.commit import PINNED, Commit, StoredFile
-from ingot._write.directory import flush_names, new_folders
+from ingot._write.directory import flush_names, make, new_folders
 from ingot.errors import StorageError
 
 from . import retention
@@ -45,8 +45,7 @@ class DiskSteps(Steps):
         commits.check_directory(self.directory)
 
     def take_lease(self) -> None:
-        with new_folders(self.directory, is_durable(None)):
-            os.makedirs(self.directory, exist_ok=True)
+        make(self.directory, is_durable(None))
         if self._lease.acquire():
             retention.clean(self.directory)
 

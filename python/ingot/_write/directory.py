@@ -270,6 +270,12 @@ def new_folders(path: str, durable: bool) -> Iterator[None]:
                 _flush_name(folder)
 
 
+def make(directory: str, durable: bool) -> None:
+    """Make a directory and those above it that are missing, and flush their names if `durable`."""
+    with new_folders(directory, durable):
+        os.makedirs(directory, exist_ok=True)
+
+
 def _flush_name(folder: str) -> None:
     try:
         flush_names(os.path.dirname(folder))

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 import torch
 
 from ingot import _native
-from ingot._base.checks import counted
+from ingot._base.checks import counted, is_durable
 from ingot._base.options import checked, takes
 from ingot._base.text import _escaped, located
 from ingot._base.waits import settled
 from ingot._native import Checkpoint
 from ingot._ranks.local import identity, is_dtensor, known_group
 from ingot._write.background import Line, SaveFuture
+from ingot._write.directory import make
 from ingot.errors import SaveError
 from ingot.typing import NoOptions, Path
 
@@ -125,7 +126,7 @@ class DeltaWriter:
         # None if ranks do not write together.
         self._peers: Peers | None = None
         self.version: str | None = None
-        os.makedirs(self._directory, exist_ok=True)
+        make(self._directory, is_durable(None))
 
     def __enter__(self) -> DeltaWriter:
         return self

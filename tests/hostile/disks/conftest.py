@@ -17,3 +17,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with serving(good(SERVED)) as server:
         monkeypatch.setenv("URL", server.url("/model.safetensors"))
         yield
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Serve the file that loads fetch into a cache, at each path below the URL in the environment."""
+    from writers import STORED
+
+    with serving(good(STORED)) as server:
+        monkeypatch.setenv("STORED_URL", server.url(""))
+        yield

@@ -15,14 +15,9 @@ import ingot
 import ingot.numpy
 from support.file_operations import Recording, recorded
 from support.power_loss import Outcome, outcomes
-from support.supervised import is_possible
 
 # After one of this many outcomes the next save is tried too, which takes a new process.
 TRIED_AGAIN = 40
-
-
-# The steps in the directory before the save.
-CHECKPOINTS = {"first step": 0, "step": 2}
 
 
 class Cut(Way):
@@ -82,8 +77,8 @@ class Cut(Way):
 class CutVolatile(Cut):
     """A save that does not wait for the disk. It may lose the file, but no wrong bytes pass their digests."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name, durable=False)
+    def __init__(self, name: str, write: Callable[[], object] | None = None) -> None:
+        super().__init__(name, durable=False, write=write)
 
     def judge_files(self, outcome: Outcome) -> None:
         restore(outcome.files)
@@ -135,20 +130,6 @@ def save_next_step() -> None:
     with ingot.Checkpoints("run", keep=2, framework="numpy") as checkpoints:
         step = 0 if checkpoints.latest() is None else checkpoints.load()["step"]
         checkpoints.save(step + 1, {"array": numpy.full(3000, step + 1), "step": step + 1})
-
-
-def findings(name: str, count: int, seed: int) -> tuple[int, int, list[str]] | None:
-    """Return the number of operations and of outcomes, and the failures. None if calls cannot be seen."""
-    if not is_possible():
-        return None
-    if name in CHECKPOINTS:
-        way: Cut = CutCheckpoints(name, CHECKPOINTS[name])
-    elif name.startswith("volatile "):
-        way = CutVolatile(name.removeprefix("volatile "))
-    else:
-        way = Cut(name)
-    way.cut(count, seed)
-    return len(way.recording.operations), way.count, way.wrong
 
 
 # Writers with a mistake

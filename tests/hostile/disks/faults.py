@@ -22,11 +22,12 @@ from writers import SMALL, Writers, editors, writers
 
 import ingot
 import ingot._convert
+import ingot.delta
 import ingot.numpy
 from support.supervised import KILL, OPENDIR, Decide, Ended, is_possible, supervised
 
 OLD = {"a": numpy.ones(20_000), "b": numpy.arange(7)}
-MODEL, NEW, FRESH = "model.safetensors", "new.safetensors", "fresh"
+MODEL, NEW, FRESH, PATCH = "model.safetensors", "new.safetensors", "fresh", "patch.safetensors"
 
 # The error of each failing call, as on a real system. All others fail with EIO.
 FAILS = {
@@ -61,11 +62,14 @@ INTERRUPTED += ["fsync", "fdatasync", "preadv", "pwritev", "copy_file_range", "s
 
 
 def furnish(folder: Path) -> None:
-    """Create a file, another file, and the first one as shards."""
+    """Create a file, another file, the first one as shards, and a patch of it."""
     folder.mkdir()
     ingot.numpy.save_file(OLD, folder / MODEL, {"format": "np"}, durable=False)
     ingot.numpy.save_file({"c": numpy.ones(9)}, folder / "other.safetensors", durable=False)
     ingot.split(folder / MODEL, folder / "shards", 100_000, durable=False)
+    ingot.numpy.save_file({**OLD, "b": numpy.arange(9)}, folder / NEW, durable=False)
+    ingot.delta.diff(folder / MODEL, folder / NEW, folder / PATCH, durable=False)
+    (folder / NEW).unlink()
 
 
 def ways(durable: bool) -> Writers:
@@ -76,6 +80,7 @@ def ways(durable: bool) -> Writers:
         **editors(MODEL, durable),
         "convert": lambda: ingot.convert("other.safetensors", MODEL, source_format="safetensors", **anew),
         "repair": lambda: ingot.repair("other.safetensors", MODEL, **anew),
+        "patched": lambda: ingot.delta.apply(MODEL, PATCH, MODEL, **anew),
         "first save": lambda: ingot.numpy.save_file(SMALL, NEW, durable=durable),
         "first split": lambda: ingot.split(MODEL, f"{FRESH}/shards", 50, durable=durable),
         "first merge": lambda: ingot.merge([MODEL, "other.safetensors"], NEW, durable=durable),

@@ -22,7 +22,8 @@ say(faults.findings(sys.argv[1]))
 """
 WAYS = ["small", "large", "background", "background without snapshot", "checksums", "large with checksums"]
 WAYS += ["bintensors", "buffers", "merge", "rewrite", "writer", "joined", "appender", "metadata", "tensor"]
-WAYS += ["split", "sharded", "convert", "repair", "download", "first save", "first merge", "first split"]
+WAYS += ["split", "sharded", "convert", "repair", "patched", "download"]
+WAYS += ["first save", "first merge", "first split"]
 
 
 @pytest.fixture

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.slow
 CUTS = int(os.environ.get("INGOT_CUTS", "2000"))
 SEED = int(os.environ.get("INGOT_CUTS_SEED", "0")) or random.SystemRandom().randrange(1 << 32)
 
-ALL = [*WAYS, "first step", "step", "volatile checksums", "volatile large with checksums"]
+# See `cut_ways`.
+MORE = ["first step", "step", "volatile checksums", "volatile large with checksums"]
+MORE += ["in place", "shards in place", "deltas", "cache"]
+ALL = [*WAYS, *MORE]
 # Files of 36 MB, and outcomes that are read by a program, take longer.
 SHARE = {"large": 0.1, "background": 0.1, "large with checksums": 0.1, "volatile large with checksums": 0.1}
 SHARE |= {"split": 0.5, "sharded": 0.5, "first split": 0.5, "step": 0.5, "first step": 0.5}
@@ -31,13 +34,13 @@ SHARE |= {"split": 0.5, "sharded": 0.5, "first split": 0.5, "step": 0.5, "first 
 PROGRAM = """
 # Tests wait for no disk by default.
 os.environ.pop("INGOT_DURABLE", None)
-import cuts
-say(cuts.findings(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+import cut_ways
+say(cut_ways.findings(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path, served: None) -> Path:
+def folder(tmp_path: Path, served: None, stored: None) -> Path:
     import faults
 
     faults.furnish(tmp_path / "models")
@@ -57,10 +60,15 @@ def test_writers_survive_a_power_cut_in_any_operation(folder: Path, way: str) ->
     assert outcomes > operations
 
 
+def test_ways_are_all_cut() -> None:
+    cut_ways = pytest.importorskip("cut_ways")
+    assert sorted(cut_ways.MORE) == sorted(MORE)
+
+
 PLANTED = """
-import faults, cuts
+import faults, cuts, cut_ways
 faults.ways = lambda durable: cuts.PLANTED
-say(cuts.findings(sys.argv[1], 200, int(sys.argv[2])))
+say(cut_ways.findings(sys.argv[1], 200, int(sys.argv[2])))
 """
 
 

@@ -21,6 +21,8 @@ SMALL = {"a": numpy.full(3000, 2.0), "b": numpy.full(500, 3, numpy.int16).reshap
 LARGE = {"a": numpy.full(36 << 20, 2, numpy.uint8), "b": numpy.zeros((7, 3)).T}
 # The file behind the URL in the environment. Saving an array makes NumPy import its last modules.
 SERVED = ingot.numpy.save(SMALL, {"from": "elsewhere"})
+# Three pieces of a block of a cache, and more bytes than the request for the header returns.
+STORED = ingot.numpy.save({"a": numpy.arange(75_000, dtype=numpy.int32)})
 
 Writers = dict[str, Callable[[], object]]
 
