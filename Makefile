@@ -44,7 +44,7 @@ export PYO3_PYTHON := $(CURDIR)/$(BIN)/python
 # With the versions of Cargo.lock. The wheel and the benches are of the profile `release`, which this one inherits.
 CARGO_FLAGS := --profile tests --locked
 
-.PHONY: help dev demo demo-ranks coverage test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants faults crossed clean tools rebuild
+.PHONY: help dev demo demo-ranks coverage test test-all test-programs test-rust test-orders test-oldest-rust test-python test-slow test-every-python test-fresh test-frameworks test-rc test-clients test-engines test-browser test-gpu test-candle test-versions test-windows test-sanitizers docs wheels check-wheels check-crates viewer lint lint-rust lint-python lint-js lint-text lint-types lint-workflows bench bench-loads bench-remote bench-browser bench-ranks bench-gpu bench-formats fuzz nightly proof mutants faults crossed clean tools rebuild
 .DELETE_ON_ERROR:
 # Cargo holds one lock and the benches want the machine for themselves.
 .NOTPARALLEL:
@@ -106,6 +106,13 @@ coverage: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo $(VENV)/.coverage
 # In one run: what is slow waits for much of its time, while the others work.
 test-every-python: $(VENV)/.ingot $(VENV)/.test $(VENV)/.demo
 	$(PYTEST)
+
+# New examples of the property tests, which have the same ones each time in the targets above. `SEED` repeats a run.
+PROPERTIES := $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
+test-fresh: SEED := $(shell date +%s)
+test-fresh: $(VENV)/.ingot $(VENV)/.test
+	@echo "make test-fresh SEED=$(SEED) takes these examples again"
+	$(BIN)/python -m pytest --hypothesis-profile=fresh --hypothesis-seed=$(SEED) -m "hypothesis and not slow" $(PROPERTIES)
 
 test-frameworks: $(VENV)/.ingot $(VENV_FRAMEWORKS)/.made
 	$(VENV_FRAMEWORKS)/bin/python -m pytest tests/frameworks tests/peers/safetensors/test_compat_frameworks.py \
@@ -226,7 +233,8 @@ FUZZ_SECONDS ?= 5
 fuzz: | tools
 	PYTHON="$(PYTHON)" scripts/fuzz $(FUZZ_SECONDS)
 
-# The generators for as long as nobody waits, where `make test` runs each for seconds: properties with fresh seeds, steps
+# The generators for as long as nobody waits, where `make test` runs each for seconds: properties with fresh seeds after
+# the examples that failed in earlier runs (`.hypothesis/examples`, which Hypothesis reads without a fixed seed), steps
 # of the state machine, answers of the lying server, kills, power cuts, every system call, files of other formats with
 # changed bytes, changed headers that the reader in JavaScript and that in Rust judge, the fuzz targets, orders of threads,
 # and seconds of a training loop in which such things happen. `make proof` prints what ran.
@@ -261,7 +269,7 @@ nightly: $(VENV)/.ingot $(VENV)/.test
 		tests/remote/test_checkpoints_in_stores.py -o faulthandler_timeout=0
 	INGOT_CACHED_LOADS=$(UPLOADS) $(BIN)/python -m pytest tests/remote/test_cache.py -o faulthandler_timeout=0
 	INGOT_STATE_NODES=$(NODES) \
-		$(BIN)/python -m pytest --hypothesis-profile=nightly $$(grep -rl --include='test_*.py' '^from hypothesis' tests)
+		$(BIN)/python -m pytest --hypothesis-profile=nightly $(PROPERTIES)
 	INGOT_RULE_LISTS=$(RULE_LISTS) $(BIN)/python -m pytest tests/read/test_remapping.py -o faulthandler_timeout=0
 	INGOT_SAVES=$(SAVES) $(BIN)/python -m pytest tests/ranks/test_savers_and_readers.py -o faulthandler_timeout=0
 	INGOT_CHECKPOINTS_KILLS=$(CHECKPOINTS_KILLS) $(BIN)/python -m pytest tests/checkpoints/test_kills.py \

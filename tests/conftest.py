@@ -7,19 +7,29 @@ import re
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 # A busy machine is not a bug, so examples have no deadline. They are the same each time, so that results
-# repeat. `make nightly` takes new examples, and prints how to reproduce a failure.
+# repeat. `make test-fresh` takes new ones and prints the seed. `make nightly` takes more, after those that
+# failed in an earlier run. Both print how to reproduce a failure.
 settings.register_profile(
     "ingot", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 # A CI server has another default profile, which takes the same examples each time.
 settings.register_profile(
-    "nightly", settings.get_profile("ingot"), derandomize=False, max_examples=2000, print_blob=True
+    "nightly",
+    settings.get_profile("ingot"),
+    derandomize=False,
+    max_examples=2000,
+    print_blob=True,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
 )
+# Some 1,000 examples in all, since no test has more than this.
+settings.register_profile("fresh", settings.get_profile("nightly"), max_examples=25)
 settings.load_profile("ingot")
 
 # A cloud machine that runs the tests has an identity, which the tests must not use.
@@ -85,6 +95,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "torch" in vars(getattr(item, "module", None) or object):
             item.add_marker("torch")
+        if settings.get_current_profile_name() == "fresh":
+            limit_examples(getattr(item, "obj", None))
+
+
+def limit_examples(test: Any) -> None:
+    """Let a property test have no more examples than its profile, although it sets more itself."""
+    own = getattr(test, "_hypothesis_internal_use_settings", None)
+    if own is not None:
+        most = min(own.max_examples, settings.default.max_examples)
+        test._hypothesis_internal_use_settings = settings(own, max_examples=most)
 
 
 @pytest.hookimpl(wrapper=True)
