@@ -181,7 +181,10 @@ class Together:
 
     def _tell(self, mine: _Mine) -> list[_Mine]:
         """Return the tensors of each rank. Names are sent only if they differ between ranks."""
-        digest = sha256(repr((mine.names, mine.specs)).encode()).digest()
+        # Many tensors have equal specs, which are slow to print.
+        numbers: dict[Spec, int] = {}
+        of_each = array("I", [numbers.setdefault(spec, len(numbers)) for spec in mine.specs or ()])
+        digest = sha256(repr((mine.names, [*numbers], of_each.tobytes())).encode()).digest()
         is_same = len(set(self._peers.gather(digest, "comparing names"))) == 1
         short = mine._replace(names=None, specs=None) if is_same else mine
         gathered = self._peers.gather(short, "planning")

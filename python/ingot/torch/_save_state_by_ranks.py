@@ -397,8 +397,8 @@ def _planned(encoded: Encoded, names: list[str], specs: list[Any], peers: Peers)
     together = _Holding({name: encoded.tensors[name] for name in names}, peers)
     gathered = peers.gather((*_meshes(encoded, names), token_hex(8)), "planning")
     with peers.step("planning"):
-        pairs = ((name, dict(writers)) for name, writers in together.writers.items())
-        mine = {name: writers[peers.rank] for name, writers in pairs if peers.rank in writers}
+        each = together.writers.items()
+        mine = {name: part for name, writers in each for rank, part in writers if rank == peers.rank}
         replicas = {
             ranks: _groups(encoded, names) if peers.rank in ranks else [names]
             for ranks, names in _replicas(together.holders(), gathered).items()
@@ -408,10 +408,12 @@ def _planned(encoded: Encoded, names: list[str], specs: list[Any], peers: Peers)
 
 def _record(mine: Mapping[str, Part]) -> str:
     """Return the record of the parts in a file: their shapes, and the intervals along each dimension."""
-    numbers = dict.fromkeys(mine.values(), -1)
-    parts = [part for part in numbers if not part.is_whole()]
-    numbers |= {part: number for number, part in enumerate(parts)}
-    of = {name: number for name, part in mine.items() if (number := numbers[part]) >= 0}
+    # By identity first, since parts are slow to compare, and many tensors have one part.
+    distinct = {id(part): part for part in mine.values()}
+    parts = [*dict.fromkeys(part for part in distinct.values() if not part.is_whole())]
+    places = {part: number for number, part in enumerate(parts)}
+    numbers = {key: places.get(part, -1) for key, part in distinct.items()}
+    of = {name: number for name, part in mine.items() if (number := numbers[id(part)]) >= 0}
     return json_of({"parts": [[part.shape, part.intervals] for part in parts], "tensors": of})
 
 
