@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -263,6 +265,18 @@ def test_writer_to_a_store_needs_specs(store: Store, options: Any) -> None:
     assert caught.value.code == "specs-or-reserve"
     with pytest.raises(OptionError):
         ingot.Writer.join(URL)
+
+
+def test_program_that_ends_without_commit_makes_no_object(store: Store) -> None:
+    program = f"""
+import ingot, numpy
+writer = ingot.Writer({URL!r}, {{"a": ("U8", (20 << 20,))}}, storage_options={store.options!r})
+writer.write("a", numpy.ones(18 << 20, "u1"), index=slice(0, 18 << 20))
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended
+    assert "the program ended without commit(): the file is not written" in ended.stderr
+    assert (store.objects, store.uploads) == ({}, {})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping, Sequence
 from os.path import exists
@@ -361,6 +362,17 @@ def _disown() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_disown)
+
+
+@atexit.register
+def _end() -> None:
+    """End the threads of writers to stores, which would run into the end of the interpreter."""
+    for writer in tuple(_WRITERS):
+        if not isinstance(writer._writer, _native.Writer | _native.Appender):
+            try:
+                writer._warn_of_loss("the program ended", 1)
+            finally:
+                writer.close()
 
 
 def _to_store(
