@@ -309,8 +309,28 @@ def test_patterns_match_as_in_peft(pattern: str) -> None:
     assert [patterns.value(path, False) for path in PATHS] == [by_peft(pattern, path) for path in PATHS]
 
 
+AMBIGUOUS = (
+    "a*+a",
+    "a++a",
+    "a?+a",
+    "a{1,2}+a",
+    r"\<a",
+    r"\b{start}a",
+    "(?x:[ a])",
+    "(?i:\u212a)",
+    r"[\]&&q]",
+    "[[a]",
+)
+
+
+@pytest.mark.parametrize("pattern", AMBIGUOUS)
+def test_patterns_that_libraries_read_differently_are_rejected(pattern: str) -> None:
+    with pytest.raises(ValueError, match="which is not supported"):
+        _Patterns({pattern: True})
+
+
 @settings(max_examples=GENERATED * 5, deadline=None)
-@given(pattern=st.text("ab.*+?()|[]^$\\dw{1,}-&~", max_size=8), path=st.text("ab.1-&", max_size=5))
+@given(pattern=st.text("ab.*+?()|[]^$\\dw{1,}-&~<x:i", max_size=8), path=st.text("ab.1-&", max_size=5))
 def test_generated_patterns_match_as_in_peft_or_are_rejected(pattern: str, path: str) -> None:
     try:
         found = _Patterns({pattern: True}).value(path, False)

@@ -99,8 +99,12 @@ _METADATA = "lora_adapter_metadata"
 _MOST_PATTERNS, _LONGEST_PATTERN = 10_000, 1000
 # Patterns that `re` matches in linear time: parts of names.
 _PLAIN = re.compile(r"\^?(?:[\w-]|\\?\.)*\$?")
-# Sets whose meaning differs between libraries.
-_NESTED_SET = re.compile(r"\[\^?\]?[^\]]*(?:\[|--|&&|~~|\|\|)")
+# Syntax that Python and Rust read differently: sets within sets, possessive repetition, boundaries of words
+# in Rust, verbose groups, and characters beyond ASCII.
+_AMBIGUOUS = re.compile(
+    r"\[\^?\]?(?:\\.|[^\\\]])*?(?:\[|--|&&|~~|\|\|)|[*+?}]\+|\\[<>]|\\[bB]\{|\(\?[a-zA-Z-]*x|[^\0-\x7f]",
+    re.DOTALL,
+)
 # Ways to begin training that change the weights of the base.
 _CHANGES_BASE = re.compile(r"pissa|olora|corda|loftq|lora_ga|eva_residual", re.IGNORECASE)
 
@@ -125,14 +129,16 @@ def _matcher(pattern: str) -> Callable[[str], object]:
     """
     if len(pattern) > _LONGEST_PATTERN:
         raise ValueError(f"{brief(pattern)} is longer than {_LONGEST_PATTERN:,} characters")
-    if _NESTED_SET.search(pattern):
-        raise ValueError(f"{brief(pattern)} has a set within a set, which is not supported")
+    is_plain = _PLAIN.fullmatch(pattern) is not None
+    ambiguous = None if is_plain else _AMBIGUOUS.search(pattern)
+    if ambiguous is not None:
+        raise ValueError(f"{brief(pattern)} has {brief(ambiguous[0])}, which is not supported")
     whole = rf"(.*\.)?({pattern})$"
     try:
         matches = re.compile(whole).match
     except (re.error, OverflowError, RecursionError) as fault:
         raise ValueError(f"{brief(pattern)} is not a regular expression: {_escaped(str(fault))}") from fault
-    if _PLAIN.fullmatch(pattern):
+    if is_plain:
         return matches
     try:
         return _of_ascii(Expression(f"^(?:{whole})"), pattern)
