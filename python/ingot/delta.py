@@ -280,10 +280,10 @@ def apply(
     -----
     In place, the patch is the redo log. The beginning of each file is replaced by a mark that names the
     patch, then the tensors are changed, and then the new header replaces the mark, with a flush after each
-    step unless ``durable=False``. A process that is killed meanwhile leaves files that no reader accepts, and
-    the next call with the same patch finishes them: keep the patch until then. That call compares all data
-    with the digest of the result before it restores the headers. Calls at the same time wait for each other.
-    Programs that have mapped the file see the bytes change.
+    step. ``durable=False`` leaves out the last flush. A process that is killed meanwhile, or a power cut,
+    leaves files that no reader accepts, and the next call with the same patch finishes them: keep the patch
+    until then. That call compares all data with the digest of the result before it restores the headers.
+    Calls at the same time wait for each other. Programs that have mapped the file see the bytes change.
 
     Examples
     --------

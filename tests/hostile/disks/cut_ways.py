@@ -7,7 +7,7 @@ from functools import partial
 
 from cuts import Cut, CutCheckpoints, CutVolatile
 from cuts_of_caches import CutCache
-from cuts_of_patches import CutDeltaWriter, CutInPlace
+from cuts_of_patches import CutDeltaWriter, CutInPlace, CutVolatileInPlace
 
 from support.supervised import is_possible
 
@@ -19,6 +19,7 @@ MORE: dict[str, Callable[[str], Cut]] = {
     "volatile large with checksums": lambda name: CutVolatile("large with checksums"),
     "in place": CutInPlace,
     "shards in place": partial(CutInPlace, path="shards", checksums="xxh3"),
+    "volatile in place": CutVolatileInPlace,
     "deltas": CutDeltaWriter,
     "cache": CutCache,
 }

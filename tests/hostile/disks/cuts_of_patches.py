@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import numpy
-from cuts import Cut
+from cuts import Cut, CutVolatile
 from faults import MODEL, PATCH, differing, restore, tree
 
 import ingot
@@ -73,6 +73,14 @@ class CutInPlace(Cut):
         except (ingot.SafetensorError, OSError):
             return None
         return {name: array.tobytes() for name, array in found.items()}
+
+
+class CutVolatileInPlace(CutVolatile):
+    """Apply a patch in place to a file with digests, without waiting for the disk."""
+
+    def __init__(self, name: str) -> None:
+        make_patch(MODEL, "xxh3")
+        super().__init__(name, lambda: ingot.delta.apply(MODEL, PATCH, in_place=True, durable=False))
 
 
 class CutDeltaWriter(Cut):

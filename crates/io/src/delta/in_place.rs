@@ -83,16 +83,16 @@ pub fn apply_in_place(
     let mut mark_nbytes = 0;
     for (target, mark) in &begun {
         let mark = mark.render(patch.path());
-        target.mark(&mark, options, &asked)?;
+        target.mark(&mark, &asked)?;
         mark_nbytes = mark.len();
     }
     let files = || begun.iter().map(|(target, _)| *target);
     change(files(), patch, read, watch)?;
-    files().try_for_each(|file| file.flush(options, &asked))?;
+    files().try_for_each(|file| file.write_rest(mark_nbytes, &asked))?;
     if marks.iter().any(Option::is_some) {
         check_result(path, &targets, patch, read, &asked)?;
     }
-    files().try_for_each(|file| file.finish(mark_nbytes, options, &asked))?;
+    files().try_for_each(|file| file.finish(mark_nbytes, options.durable, &asked))?;
     held.into_iter().for_each(Held::release);
     Ok(true)
 }
@@ -412,20 +412,30 @@ impl Target<'_> {
         ))
     }
 
-    /// Make the header unreadable.
-    fn mark(&self, mark: &[u8], options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
+    /// Make the header unreadable. The mark is on the disk before other bytes change.
+    fn mark(&self, mark: &[u8], watch: &dyn Watch) -> Result<(), Error> {
         let mark = &mark[..mark.len().min(self.new.head.len())];
         self.write(mark, 0)?;
-        self.flush(options, watch)
+        self.flush(watch)
     }
 
-    /// Write the new header, the part that the mark covers last.
-    fn finish(&self, mark_nbytes: usize, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
-        let (first, rest) = self.new.head.split_at(mark_nbytes.min(self.new.head.len()));
+    /// Return the part of the new header that the mark covers, and the rest of it.
+    fn around(&self, mark_nbytes: usize) -> (&[u8], &[u8]) {
+        self.new.head.split_at(mark_nbytes.min(self.new.head.len()))
+    }
+
+    /// Write the new header behind the mark. It and the tensors are on the disk before the mark goes.
+    fn write_rest(&self, mark_nbytes: usize, watch: &dyn Watch) -> Result<(), Error> {
+        let (first, rest) = self.around(mark_nbytes);
         self.write(rest, to_u64(first.len()))?;
-        self.flush(options, watch)?;
+        self.flush(watch)
+    }
+
+    /// Replace the mark by the new header.
+    fn finish(&self, mark_nbytes: usize, durable: bool, watch: &dyn Watch) -> Result<(), Error> {
+        let (first, _) = self.around(mark_nbytes);
         self.write(first, 0)?;
-        self.flush(options, watch)
+        if durable { self.flush(watch) } else { Ok(()) }
     }
 
     fn write(&self, bytes: &[u8], position: u64) -> Result<(), Error> {
@@ -433,10 +443,7 @@ impl Target<'_> {
         written.map_err(|fault| fault.in_save(self.path, 0))
     }
 
-    fn flush(&self, options: &SaveOptions, watch: &dyn Watch) -> Result<(), Error> {
-        if !options.durable {
-            return Ok(());
-        }
+    fn flush(&self, watch: &dyn Watch) -> Result<(), Error> {
         // The flush itself cannot be stopped, so an interruption is noticed after it.
         let flushed = watched(true, |_| self.file.sync_data(), watch)?;
         flushed
