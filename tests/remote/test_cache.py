@@ -108,6 +108,17 @@ def test_environment_names_the_cache(server: Server, tmp_path: Path, monkeypatch
         load(server, {})
 
 
+def test_load_records_the_use_of_all_its_files(server: Server, cache: dict[str, object]) -> None:
+    load(server, cache)
+    files = [path for path in Path(str(cache["cache_dir"])).glob("blocks/*/*") if path.is_file()]
+    assert len(files) == 3
+    for offline in (False, True):
+        for path in files:
+            os.utime(path, (0, 0))
+        assert is_right(load(server, cache, offline=offline))
+        assert all(path.stat().st_mtime > 0 for path in files)
+
+
 def test_slice_fetches_the_block_that_has_it(server: Server, cache: dict[str, object]) -> None:
     options = {"storage_options": cache}
     with ingot.safe_open(server.url(), "numpy", **options) as file:  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ MORE: dict[str, Callable[[str], Cut]] = {
     "volatile in place": CutVolatileInPlace,
     "deltas": CutDeltaWriter,
     "cache": CutCache,
+    "full cache": partial(CutCache, is_full=True),
 }
 
 

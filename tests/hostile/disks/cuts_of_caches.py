@@ -15,30 +15,37 @@ import ingot.numpy
 from support.power_loss import Outcome
 
 CACHE: dict[str, Any] = {"cache_dir": "cache", "retries": 0}
+# Less than two of the files, and room for one and the rest of an unfinished block.
+SIZE = 800_000
 
 
 class CutCache(Cut):
-    """Load a file into a cache. A load after the cut returns right bytes; without the store, or an error."""
+    """Load a file into an empty or a full cache. Later loads return right bytes, or fail if offline."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_full: bool = False) -> None:
+        self.options = {**CACHE, "cache_size": SIZE} if is_full else CACHE
+        if is_full:
+            self.loaded(self.url("other"))
         super().__init__(name, write=lambda: self.loaded(self.url()))
         self.right = self.loaded(self.url())
         restore(self.before)
 
     @staticmethod
-    def url() -> str:
-        return f"{os.environ['STORED_URL']}/model.safetensors"
+    def url(name: str = "model") -> str:
+        return f"{os.environ['STORED_URL']}/{name}.safetensors"
 
     def loaded(self, url: str, **more: object) -> bytes:
-        return ingot.numpy.load_file(url, storage_options={**CACHE, **more})["a"].tobytes()
+        return ingot.numpy.load_file(url, storage_options={**self.options, **more})["a"].tobytes()
 
     def judge_files(self, outcome: Outcome) -> None:
         restore(outcome.files)
-        try:
-            if self.loaded(self.url(), offline=True) != self.right:
-                self.note(str(outcome), "wrong bytes without the store")
-        except (ingot.SafetensorError, OSError):
-            pass
+        for name in ("model", "other"):
+            try:
+                found = self.loaded(self.url(name), offline=True)
+            except (ingot.SafetensorError, OSError):
+                continue
+            if found != self.right:
+                self.note(str(outcome), f"wrong bytes of {name} without the store")
         age("cache")
         if self.loaded(self.url()) != self.right:
             self.note(str(outcome), "wrong bytes")
@@ -53,6 +60,6 @@ class CutCache(Cut):
 
 
 def age(directory: str) -> None:
-    """Make the files as old as those of a machine that was off for a day."""
+    """Make the files a day old, as after a day without power."""
     for path in Path(directory).rglob("*"):
         os.utime(path, (time.time() - 86400,) * 2)

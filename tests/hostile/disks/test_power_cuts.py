@@ -25,7 +25,7 @@ SEED = int(os.environ.get("INGOT_CUTS_SEED", "0")) or random.SystemRandom().rand
 
 # See `cut_ways`.
 MORE = ["first step", "step", "volatile checksums", "volatile large with checksums"]
-MORE += ["in place", "shards in place", "volatile in place", "deltas", "cache"]
+MORE += ["in place", "shards in place", "volatile in place", "deltas", "cache", "full cache"]
 ALL = [*WAYS, *MORE]
 # Files of 36 MB, and outcomes that are read by a program, take longer.
 SHARE = {"large": 0.1, "background": 0.1, "large with checksums": 0.1, "volatile large with checksums": 0.1}

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 use ingot_format::{saturating_usize, to_u64, to_usize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use super::room::record_use;
 use crate::disk;
 
 /// Bytes of a block. One request brings them in about a tenth of a second, and a model of 100 GB is 12,000 files.
@@ -103,10 +104,7 @@ impl Block {
             return None;
         }
         fill(&file, &mut table, to_u64(place.nbytes())).ok()?;
-        if facts.modified().ok()? < since {
-            // A cache that is only readable has no order of use.
-            let _ = file.set_modified(SystemTime::now());
-        }
+        record_use(&file, since).ok()?;
         Some(Block { place, file, table })
     }
 

@@ -1,7 +1,7 @@
 //! The last version of each file that was opened, with its first bytes. A file is opened from it without a request.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use ingot_format::{StopFlag, to_u64, to_usize};
 use ingot_remote::{Fault, RemoteFile, Resource};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::room::UNFINISHED_ENDING;
+use super::room::{UNFINISHED_ENDING, record_use};
 use super::{Cache, Version, seed_of};
 use crate::disk;
 
@@ -75,7 +75,7 @@ impl Cache {
     pub(in crate::remote) fn remember(&self, file: &RemoteFile, stop: StopFlag<'_>) -> Option<Version> {
         let version = Version::of(file)?;
         let (path, seed) = self.head_of(&file.cache_name());
-        let (old, new) = (read(&path, seed), Head::of(file)?);
+        let (old, new) = (self.head(&path, seed), Head::of(file)?);
         if let Some(old) = old.filter(|old| old.is_of_version(&new)) {
             if !old.agrees(&new) {
                 let why = "the server uses one ETag for two contents of a file";
@@ -101,18 +101,23 @@ impl Cache {
     /// [`Fault`], if the cache does not have it.
     pub(in crate::remote) fn recall(&self, resource: Resource) -> Result<RemoteFile, Fault> {
         let (path, seed) = self.head_of(&resource.cache_name());
-        let head = read(&path, seed).ok_or_else(Fault::offline)?;
+        let head = self.head(&path, seed).ok_or_else(Fault::offline)?;
         RemoteFile::known(resource, head.nbytes, &head.description, head.start).ok_or_else(Fault::offline)
+    }
+
+    /// Read a head, and record its use.
+    fn head(&self, path: &Path, seed: u64) -> Option<Head> {
+        let mut file = disk::open_for_reading(path).ok()?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).ok()?;
+        record_use(&file, self.room.since()).ok()?;
+        Head::parse(&bytes, seed)
     }
 
     fn head_of(&self, name: &str) -> (PathBuf, u64) {
         let key = blake3::hash(name.as_bytes());
         (self.path(&key, ".head"), seed_of(&key))
     }
-}
-
-fn read(path: &Path, seed: u64) -> Option<Head> {
-    Head::parse(&fs::read(path).ok()?, seed)
 }
 
 /// Write a whole file, or none.
