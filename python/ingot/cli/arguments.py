@@ -121,16 +121,23 @@ def matching_paths(incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(os.path.join(path, "") if os.path.isdir(path) else path) for path in found]
 
 
+def place(name: str, metavar: str | None = None, *, is_local: bool = False, **more: Any) -> Decorator:
+    """Return an argument for a path or a URL, or only for a path if `is_local`. Takes click's options."""
+    located = local if is_local else anywhere
+    return click.argument(name, metavar=metavar, callback=located, shell_complete=paths, **more)
+
+
+def file_option(*names: str, **more: Any) -> Decorator:
+    """Return an option for a local path. Takes click's options."""
+    return click.option(*names, callback=local, shell_complete=paths, **more)
+
+
 # Any source of `sources.opened`. Opening a missing one reports the error.
-path: Decorator = click.argument("path", metavar="PATH", callback=anywhere, shell_complete=paths)
-several: Decorator = click.argument(
-    "paths", metavar="PATH...", nargs=-1, required=True, callback=anywhere, shell_complete=paths
-)
-own: Decorator = click.argument("path", metavar="PATH", callback=local, shell_complete=paths)
-source: Decorator = click.argument("path", metavar="SOURCE", callback=anywhere, shell_complete=paths)
-destination: Decorator = click.argument(
-    "destination", metavar="DESTINATION", callback=local, shell_complete=paths
-)
+path = place("path", "PATH")
+several = place("paths", "PATH...", nargs=-1, required=True)
+own = place("path", "PATH", is_local=True)
+source = place("path", "SOURCE")
+destination = place("destination", "DESTINATION", is_local=True)
 dry_run: Decorator = click.option(
     "--dry-run", is_flag=True, help="Print what would be written, and write nothing."
 )
@@ -164,15 +171,7 @@ def no_word(what: str, words: Sequence[str]) -> click.UsageError:
 
 def output(help_text: str, *, required: bool = False) -> Decorator:
     """Return an option for the destination file."""
-    return click.option(
-        "-o",
-        "--output",
-        metavar="FILE",
-        required=required,
-        callback=local,
-        shell_complete=paths,
-        help=help_text,
-    )
+    return file_option("-o", "--output", metavar="FILE", required=required, help=help_text)
 
 
 def expected_sha256(help_text: str) -> Decorator:

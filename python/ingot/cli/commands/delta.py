@@ -33,14 +33,12 @@ def command() -> None:
     """
 
 
-_patch: arguments.Decorator = click.argument(
-    "patch", metavar="PATCH", callback=arguments.anywhere, shell_complete=arguments.paths
-)
+_patch = arguments.place("patch", "PATCH")
 
 
 @command.command()
 @arguments.source
-@click.argument("other", metavar="NEW", callback=arguments.anywhere, shell_complete=arguments.paths)
+@arguments.place("other", "NEW")
 @arguments.output("The patch to write.", required=True)
 @click.option("--step", type=click.IntRange(min=0), help="The step of the training that made NEW.")
 @arguments.existing
@@ -61,12 +59,10 @@ def diff(screen: Screen, path: str, other: str, output: str, step: int | None, e
 @command.command()
 @arguments.source
 @_patch
-@click.option(
+@arguments.file_option(
     "-o",
     "--output",
     metavar="PATH",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
     help="Where to write the result: a file, or a directory for several files.",
 )
 @click.option("--in-place", is_flag=True, help="Change the files of SOURCE.")
@@ -102,14 +98,7 @@ def apply(
 
 
 @command.command()
-@click.argument(
-    "patches",
-    metavar="PATCH...",
-    nargs=-1,
-    required=True,
-    callback=arguments.anywhere,
-    shell_complete=arguments.paths,
-)
+@arguments.place("patches", "PATCH...", nargs=-1, required=True)
 @arguments.output("The patch to write.", required=True)
 @arguments.existing
 @printing

@@ -25,8 +25,8 @@ _VALUES = (
 
 
 @arguments.command(short_help="Compare names, dtypes, shapes, metadata and values of two files.")
-@click.argument("a", metavar="A", callback=arguments.anywhere, shell_complete=arguments.paths)
-@click.argument("b", metavar="B", callback=arguments.anywhere, shell_complete=arguments.paths)
+@arguments.place("a", "A")
+@arguments.place("b", "B")
 @click.option("--values", is_flag=True, help="Also compare values.")
 @arguments.selecting
 @printing

@@ -7,8 +7,6 @@ import platform
 import sys
 from importlib import metadata
 
-import click
-
 from ingot import __version__
 from ingot._base.frameworks import DISTRIBUTION, installing
 from ingot.cli import arguments
@@ -22,7 +20,7 @@ _OTHERS = ("safetensors", "bintensors", "huggingface_hub", "tqdm")
 
 
 @arguments.command(short_help="Print versions, missing extras and the backend.")
-@click.argument("path", required=False, callback=arguments.anywhere, shell_complete=arguments.paths)
+@arguments.place("path", required=False)
 @printing
 def command(screen: Screen, path: str | None) -> int:
     """Print the versions of ingot and its extras, and the backend that reads PATH, with the reason."""

@@ -37,13 +37,8 @@ _DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{digit}" for port in ("com", "
 @arguments.selecting
 @click.option("--raw", is_flag=True, help="Write the bytes alone, little-endian, instead of .npy files.")
 @arguments.output("Write one tensor to FILE.")
-@click.option(
-    "-d",
-    "--directory",
-    metavar="DIR",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-    help="Write the files to DIR.  [default: the current directory]",
+@arguments.file_option(
+    "-d", "--directory", metavar="DIR", help="Write the files to DIR.  [default: the current directory]"
 )
 @arguments.writing
 def command(

@@ -29,8 +29,8 @@ def command() -> None:
 
 
 @command.command(short_help="Write a copy of a model with an adapter added to its weights.")
-@click.argument("path", metavar="BASE", callback=arguments.anywhere, shell_complete=arguments.paths)
-@click.argument("adapter", metavar="ADAPTER", callback=arguments.anywhere, shell_complete=arguments.paths)
+@arguments.place("path", "BASE")
+@arguments.place("adapter", "ADAPTER")
 @arguments.destination
 @click.option("--scale", type=float, default=1.0, show_default=True, help="How much of ADAPTER is added.")
 @click.option(

@@ -157,13 +157,7 @@ def import_(screen: Screen, path: str, json_file: str, replace: bool, dry_run: b
 
 @command.command()
 @arguments.path
-@click.argument(
-    "json_file",
-    metavar="[JSON_FILE]",
-    required=False,
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-)
+@arguments.place("json_file", "[JSON_FILE]", is_local=True, required=False)
 @arguments.existing
 def export(path: str, json_file: str | None, existing: Existing) -> int:
     """Write the metadata as a JSON object, to standard output or to JSON_FILE."""

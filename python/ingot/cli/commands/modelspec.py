@@ -107,11 +107,9 @@ def _print_rows(
 @command.command(name="set")
 @arguments.paths_and("[KEY=VALUE]...")
 @click.option("--hash", "with_hash", is_flag=True, help=f"Compute {_HASH} from the tensors.")
-@click.option(
+@arguments.file_option(
     "--thumbnail",
     metavar="IMAGE",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
     help="Store a JPEG, PNG, WebP or GIF as the thumbnail. A JPEG of 256 × 256 pixels is best.",
 )
 @arguments.dry_run

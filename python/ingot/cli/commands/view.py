@@ -23,13 +23,7 @@ _NAMED = 5
 
 
 @arguments.command(short_help="Show a model, or compare two, in a browser.")
-@click.argument(
-    "paths",
-    metavar="[PATH]...",
-    nargs=-1,
-    callback=arguments.anywhere,
-    shell_complete=arguments.paths,
-)
+@arguments.place("paths", "[PATH]...", nargs=-1)
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
@@ -37,13 +31,7 @@ _NAMED = 5
     help="Serve at this port of 127.0.0.1.  [default: a free one]",
 )
 @click.option("--no-browser", is_flag=True, help="Print the address, and do not open a browser.")
-@click.option(
-    "--html",
-    metavar="FILE",
-    callback=arguments.local,
-    shell_complete=arguments.paths,
-    help="Write a report to FILE instead.",
-)
+@arguments.file_option("--html", metavar="FILE", help="Write a report to FILE instead.")
 @arguments.existing
 @printing
 def command(
