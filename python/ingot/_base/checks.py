@@ -9,7 +9,7 @@ from os.path import basename
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ingot._base.text import located
-from ingot._native import check_destination, check_storage_options, destination
+from ingot._native import check_destination, check_storage_options, destination, replace_file
 from ingot.errors import OptionError, SaveError
 from ingot.typing import Checksums, Dtype, Progress, StorageOptions, Tell, Writable, WriteOptions
 
@@ -19,7 +19,7 @@ from .text import _quoted, brief
 Leniency = Literal["refuse", "accept", "salvage"]
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeIs
+    from typing_extensions import Buffer, TypeIs
 
 #: Other names for `storage_options`, in lower or upper case: of s3fs, gcsfs and adlfs, and of object_store
 #: and the libraries based on it.
@@ -366,6 +366,10 @@ class Existing(NamedTuple):
     def check(self, path: str) -> None:
         """Raise the error of a save to `path` if the existing file may not be replaced."""
         check_destination(path, **self._asdict())
+
+    def write(self, path: str, pieces: Sequence[Buffer], progress: Tell | None = None) -> None:
+        """Write these pieces to `path`, and flush the file unless the environment disables that."""
+        replace_file(path, pieces, durable=is_durable(None), progress=progress, **self._asdict())
 
 
 def checked_backend(backend: str) -> str:

@@ -8,9 +8,7 @@ from urllib.parse import quote
 
 import click
 
-from ingot._base.checks import is_durable
 from ingot._base.progress import Several
-from ingot._native import replace_file
 from ingot._read.load import RAW
 from ingot.cli import arguments
 from ingot.cli.screen import bar, nbytes
@@ -68,17 +66,15 @@ def command(
     paths = [output] if output is not None else [os.path.join(directory or ".", file) for file in files]
     # All errors are raised before the first file is written.
     targets = [arguments.target(one, to.existing) for one in paths]
+    pairs = [*zip(infos, targets, strict=True)]
     if not to.dry_run:
         with bar(to.screen, "Exporting") as tell:
             steps = Several(tell, sum(info.nbytes for info in infos))
-            for info, target in zip(infos, targets, strict=True):
-                pieces = _pieces(source, info, kind)
-                how = {**to.existing._asdict(), "durable": is_durable(None)}
-                replace_file(target, pieces, progress=steps.step(info.nbytes), **how)
-    written = [{"name": info.name, "file": target} for info, target in zip(infos, targets, strict=True)]
-    for info, target in zip(infos, targets, strict=True):
+            for info, target in pairs:
+                to.existing.write(target, _pieces(source, info, kind), steps.step(info.nbytes))
+    for info, target in pairs:
         to.wrote(target, nbytes(info.nbytes))
-    to.answer({"files": written})
+    to.answer({"files": [{"name": info.name, "file": target} for info, target in pairs]})
     return 0
 
 

@@ -11,8 +11,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from ingot._base.checks import is_durable
-from ingot._native import replace_file, shown_url
+from ingot._native import shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
 from ingot.cli import arguments
@@ -166,8 +165,7 @@ def export(path: str, json_file: str | None, existing: Existing) -> int:
         arguments.needs("--overwrite", "JSON_FILE", not existing.overwrite)
         sys.stdout.write(text)
         return 0
-    target = arguments.target(json_file, existing)
-    replace_file(target, [text.encode()], durable=is_durable(None), **existing._asdict())
+    existing.write(arguments.target(json_file, existing), [text.encode()])
     return 0
 
 

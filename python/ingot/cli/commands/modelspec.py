@@ -14,8 +14,7 @@ import click
 
 from ingot import modelspec
 from ingot._base import images
-from ingot._base.checks import is_durable
-from ingot._native import is_url, replace_file, shown_url, url_file_name
+from ingot._native import is_url, shown_url, url_file_name
 from ingot.cli import arguments
 from ingot.cli.screen import (
     Column,
@@ -229,7 +228,7 @@ def _image(model: str) -> bytes | str:
 
 def _written(model: str, image: bytes, target: str, existing: Existing) -> dict[str, object]:
     existing.check(target)
-    replace_file(target, [image], durable=is_durable(None), **existing._asdict())
+    existing.write(target, [image])
     kind, path = images.type_of(image), shown_url(model)
     return {"path": path, "destination": target, "type": kind, "nbytes": len(image)}
 

@@ -7,8 +7,6 @@ from shlex import quote
 
 import click
 
-from ingot._base.checks import is_durable
-from ingot._native import replace_file
 from ingot.cli import arguments
 from ingot.cli.screen import Screen, bar, nbytes, printing, shown
 from ingot.cli.sources import models_of
@@ -105,7 +103,7 @@ def _write(screen: Screen, paths: tuple[str, ...], html: str, existing: Existing
     target = arguments.target(html, existing)
     with bar(screen, "Reading") as tell:
         text = report.page(*([report.made(opened(paths[0]), tell)] if paths else [])).encode()
-    replace_file(target, [text], durable=is_durable(None), **existing._asdict())
+    existing.write(target, [text])
     screen.answer({"file": html, "nbytes": len(text)})
     screen.say(f"{shown(html)}: {nbytes(len(text))}")
 
