@@ -82,14 +82,14 @@ def test_device_map_treats_brackets_literally_and_finds_typos(path: str) -> None
 
 
 def test_matcher_equals_regular_expressions() -> None:
-    from ingot._base.keys import _matcher
+    from ingot._base.keys import matcher
 
     chance = random.Random(0)
     for _ in range(2000):
         pattern = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         name = "".join(chance.choices("ab[]*?.!-\n", k=chance.randrange(6)))
         expected = re.escape(pattern).replace(r"\*", "(?s:.*)").replace(r"\?", "(?s:.)")
-        assert (_matcher(pattern)(name) is not None) == (re.fullmatch(expected, name) is not None), (
+        assert (matcher(pattern)(name) is not None) == (re.fullmatch(expected, name) is not None), (
             pattern,
             name,
         )

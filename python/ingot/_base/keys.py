@@ -180,7 +180,7 @@ def matching(names: Collection[str], keys: str | Glob, path: str | None) -> set[
         if pattern in names:
             found.add(pattern)
             continue
-        matched = {*filter(_matcher(pattern), names)}
+        matched = {*filter(matcher(pattern), names)}
         # The pattern ``*`` is valid even if there are no tensors.
         if not matched and pattern != "*":
             raise not_found(names, pattern, path)
@@ -188,7 +188,7 @@ def matching(names: Collection[str], keys: str | Glob, path: str | None) -> set[
     return found
 
 
-def _matcher(pattern: str) -> Callable[[str], object]:
+def matcher(pattern: str) -> Callable[[str], object]:
     """Return a function that returns something true for a name that matches."""
     # Imported here: few loads have patterns.
     import re
@@ -213,8 +213,8 @@ def not_found(
     names: Collection[str], missed: str, path: str | None, *, is_exact: bool = False
 ) -> TensorNotFoundError:
     """Return the error for a name or a pattern that matches nothing; `is_exact` if it cannot be a pattern."""
-    is_pattern = not is_exact and _is_pattern(missed)
-    reason = "no name in the file matches this pattern" if is_pattern else "the file has no such tensor"
+    may_match = not is_exact and is_pattern(missed)
+    reason = "no name in the file matches this pattern" if may_match else "the file has no such tensor"
     hints = [*_hints(names, missed, is_exact)]
     where = "" if path is None else f"{_escaped(path)}: "
     return TensorNotFoundError(
@@ -225,7 +225,8 @@ def not_found(
     )
 
 
-def _is_pattern(text: str) -> bool:
+def is_pattern(text: str) -> bool:
+    """Return whether a text has a `*` or a `?`."""
     return "*" in text or "?" in text
 
 
@@ -233,7 +234,7 @@ def _hints(names: Collection[str], missed: str, is_exact: bool) -> Iterator[str]
     near = _nearest(names, missed)
     if near is not None:
         yield f"did you mean {_quoted(near)}?"
-    if _is_pattern(missed):
+    if is_pattern(missed):
         if is_exact:
             yield f"an iterable has exact names: use {_quoted(f'ingot.glob({missed!r})')} for a pattern"
     elif missed and any(name.startswith(missed) for name in names):

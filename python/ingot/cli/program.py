@@ -146,13 +146,14 @@ def _expanded(given: Sequence[str]) -> list[str]:
         return list(given)
     from glob import glob
 
+    from ingot._base.keys import is_pattern
     from ingot._native import is_url
 
     expanded = []
     for word in given:
         # A URL may have a query, and a pattern for names of tensors has no path.
-        is_pattern = any(sign in word for sign in "*?") and not is_url(word)
-        expanded += (sorted(glob(word)) if is_pattern else []) or [word]
+        may_match = is_pattern(word) and not is_url(word)
+        expanded += (sorted(glob(word)) if may_match else []) or [word]
     return expanded
 
 

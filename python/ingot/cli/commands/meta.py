@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
 import click
 
+from ingot._base.keys import is_pattern, matcher
 from ingot._native import shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
@@ -237,16 +237,19 @@ def _matches(found: Sequence[tuple[str, Mapping[str, str]]], keys: Sequence[str]
         if not any(_matching(pairs, key) for _, pairs in found):
             where = shown(shown_url(found[0][0])) if len(found) == 1 else plural(len(found), "model")
             raise click.UsageError(f"{where}: metadata has no key `{shown(key)}`")
-    return [[*dict.fromkeys(one for key in keys for one in _matching(pairs, key))] for _, pairs in found]
+    return [[*_all_matching(pairs, keys)] for _, pairs in found]
+
+
+def _all_matching(pairs: Mapping[str, str], keys: Sequence[str]) -> dict[str, None]:
+    """Return the keys that match one of `keys`, each once."""
+    return dict.fromkeys(found for key in keys for found in _matching(pairs, key))
 
 
 def _matching(pairs: Mapping[str, str], pattern: str) -> list[str]:
     """Return the keys that match a key, or a pattern with * and ?."""
-    if pattern in pairs or not any(sign in pattern for sign in "*?"):
+    if pattern in pairs or not is_pattern(pattern):
         return [pattern] if pattern in pairs else []
-    signs = {"*": ".*", "?": "."}
-    expression = re.compile("".join(signs.get(one) or re.escape(one) for one in pattern), re.DOTALL)
-    return [key for key in pairs if expression.fullmatch(key)]
+    return [*filter(matcher(pattern), pairs)]
 
 
 def _read(path: str) -> bytes:
@@ -360,10 +363,6 @@ def _changed(source: Source, new: dict[str, str], removed: list[str]) -> str:
     return "rewritten"
 
 
-def _all_matching(pairs: Mapping[str, str], keys: Sequence[str]) -> Iterator[str]:
-    return (found for key in keys for found in _matching(pairs, key))
-
-
 def _of_files(
     screen: Screen, models: Sequence[str], new: dict[str, str], gone: Sequence[str], dry_run: bool
 ) -> int:
@@ -371,7 +370,7 @@ def _of_files(
 
     def work(path: str) -> dict[str, Any]:
         files = opened(path).files
-        keys = {file: dict.fromkeys(_all_matching(opened(file).texts(), gone)) for file in files}
+        keys = {file: _all_matching(opened(file).texts(), gone) for file in files}
         described = []
         for file in files:
             outcome = "dry-run" if dry_run else _edit.update_metadata(file, {**new, **keys[file]})

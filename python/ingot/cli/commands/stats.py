@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 
+from ingot._base.keys import is_pattern
 from ingot._read.stats import Stats, TensorStats, stats
 from ingot.cli import arguments
 from ingot.cli.screen import Column, Screen, bar, printing, real, shown
@@ -51,7 +52,7 @@ def command(
     if everything == bool(keys):
         raise click.UsageError("expected the NAME of a tensor, --keys, or --all")
     if bins is None:
-        is_one = keys is not None and len(keys.patterns) == 1 and not {*"*?"} & {*keys.patterns[0]}
+        is_one = keys is not None and len(keys.patterns) == 1 and not is_pattern(keys.patterns[0])
         bins = 16 if is_one and (screen.is_terminal or screen.as_json) else 0
     with bar(screen, "Reading") as tell:
         found = stats(path, keys=keys, drop=drop, bins=bins, progress=tell)
