@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from ingot.errors import TensorNotFoundError
 from ingot.typing import Glob
 
-from .text import _escaped, _quoted
+from .text import _quoted, located
 
 if TYPE_CHECKING:
     from ingot._native import TensorInfo
@@ -215,14 +215,9 @@ def not_found(
     """Return the error for a name or a pattern that matches nothing; `is_exact` if it cannot be a pattern."""
     may_match = not is_exact and is_pattern(missed)
     reason = "no name in the file matches this pattern" if may_match else "the file has no such tensor"
-    hints = [*_hints(names, missed, is_exact)]
-    where = "" if path is None else f"{_escaped(path)}: "
-    return TensorNotFoundError(
-        f"{where}tensor {_quoted(missed)}: {reason}{' — ' if hints else ''}{' '.join(hints)}",
-        code="unknown-tensor",
-        path=path,
-        tensor=missed,
-    )
+    hints = " ".join(_hints(names, missed, is_exact))
+    reason = f"{reason} — {hints}" if hints else reason
+    return located(TensorNotFoundError, reason, code="unknown-tensor", path=path, tensor=missed)
 
 
 def is_pattern(text: str) -> bool:
