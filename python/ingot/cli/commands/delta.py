@@ -48,12 +48,7 @@ def diff(screen: Screen, path: str, other: str, output: str, step: int | None, e
     arguments.target(output, existing)
     with bar(screen, "Comparing") as tell:
         delta.diff(path, other, output, step=step, progress=tell, **existing.options())
-    found = delta.info(output)
-    screen.reports([found])
-    screen.say(
-        f"wrote {shown(output)}: {plural(len(found.tensors), 'tensor')} changed, {nbytes(_size(output))}"
-    )
-    return 0
+    return _wrote(screen, output)
 
 
 @command.command()
@@ -107,12 +102,7 @@ def compose(screen: Screen, patches: tuple[str, ...], output: str, existing: Exi
     arguments.target(output, existing)
     with bar(screen, "Composing") as tell:
         delta.compose(patches, output, progress=tell, **existing.options())
-    found = delta.info(output)
-    screen.reports([found])
-    screen.say(
-        f"wrote {shown(output)}: {plural(len(found.tensors), 'tensor')} changed, {nbytes(_size(output))}"
-    )
-    return 0
+    return _wrote(screen, output)
 
 
 @command.command()
@@ -144,5 +134,9 @@ def info(screen: Screen, patch: str) -> int:
     return 0
 
 
-def _size(path: str) -> int:
-    return os.stat(path).st_size
+def _wrote(screen: Screen, patch: str) -> int:
+    found = delta.info(patch)
+    screen.reports([found])
+    size = nbytes(os.stat(patch).st_size)
+    screen.say(f"wrote {shown(patch)}: {plural(len(found.tensors), 'tensor')} changed, {size}")
+    return 0
