@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
 from math import prod
@@ -35,6 +35,7 @@ from ingot._base.frameworks import lacks
 from ingot._base.options import Loading, checked, takes
 from ingot._base.text import _escaped, _quoted, located
 from ingot._native import Checkpoint, is_url
+from ingot._ranks.alone import ALONE
 from ingot._ranks.peers import Peers, this_node
 from ingot._ranks.placements import Part
 from ingot._read import door
@@ -326,14 +327,14 @@ class Reader(StorageReader):
         # A planner may have made a plan of its own.
         ranks = plan.storage_data or 0
         peers = Peers(self._group) if self._may_agree(ranks) else None
-        with _step(peers, "planning"):
+        with (peers or ALONE).step("planning"):
             items = [item for item in plan.items if item.type is LoadItemType.TENSOR]
             resolved = [(item, planner.resolve_tensor(item).detach()) for item in items]
         held: list[tuple[ReadItem, io.BytesIO]] = []
         for left in reversed(range(door.TRIES)):
             try:
                 self._read(resolved, peers)
-                with _step(peers, "reading objects"):
+                with (peers or ALONE).step("reading objects"):
                     held = self._pickled(plan)
                 break
             except BaseException as fault:
@@ -350,7 +351,7 @@ class Reader(StorageReader):
 
     def _open_again(self, resolved: list[tuple[ReadItem, torch.Tensor]], peers: Peers | None) -> None:
         """Open the checkpoint that replaced the planned one. Raise if the plan does not fit it."""
-        with _step(peers, "opening"):
+        with (peers or ALONE).step("opening"):
             planned, self._chunks = self._chunks, self.read_metadata().storage_data
             for item, _ in resolved:
                 index = item.storage_index
@@ -371,7 +372,7 @@ class Reader(StorageReader):
                 # All ranks open each file, even those that read nothing from it.
                 self._read_together(file, slots.get(number, []), peers)
             return
-        with _step(peers, "reading"):
+        with (peers or ALONE).step("reading"):
             for number, found in slots.items():
                 with reading(self._files[number], self._how) as reads:
                     read(self._files[number], reads, found)
@@ -423,11 +424,6 @@ def _are_alike(versions: Sequence[list[Version]]) -> bool:
 def _digest(identity: tuple[str, bool] | None) -> tuple[str, bool] | None:
     """Return the same with a short text, since ranks send it to each other."""
     return None if identity is None else (sha256(identity[0].encode()).hexdigest(), identity[1])
-
-
-def _step(peers: Peers | None, doing: str) -> AbstractContextManager[None]:
-    """Return a context whose exception is raised on all ranks."""
-    return nullcontext() if peers is None else peers.step(doing)
 
 
 def _is_replaced(fault: BaseException, peers: Peers | None) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from secrets import token_hex
 from sys import modules
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ import torch
 from ingot._base.options import DEFAULT_LOADING, Saving, checked, takes
 from ingot._base.text import _escaped, located
 from ingot._native import Checkpoint
+from ingot._ranks.alone import ALONE, Together
 from ingot._ranks.peers import Peers
 from ingot.errors import CheckpointError, OptionError
 from ingot.torch import RNG
@@ -78,14 +79,12 @@ def save_state(accelerator: Accelerator, directory: Path) -> None:
     given = checked(save_state, locals(), accelerator=_known_accelerator)
     _check(accelerator, accelerator._save_model_state_pre_hook)
     folder, peers = os.fsdecode(given["directory"]), _peers()
-    saved = token_hex(8)
-    if peers is not None:
-        saved = peers.broadcast(saved, "saving a state")
-    with _step(peers, "saving the state of each process"):
+    saved = peers.first(lambda: token_hex(8), "saving a state")
+    with peers.step("saving the state of each process"):
         os.makedirs(folder, exist_ok=True)
         own = {"rng": RNG(), "dataloaders": [*map(_position, accelerator._dataloaders)]}
         states.saved(own, _path_of_rank(folder, accelerator.process_index, saved), _HOW)
-    with _step(peers, "saving the state"):
+    with peers.step("saving the state"):
         if accelerator.is_main_process:
             registered = _registered(accelerator)
             text = json.dumps({"save": saved, "registered": _counts(accelerator)})
@@ -145,11 +144,11 @@ def load_state(accelerator: Accelerator, directory: Path) -> None:
         nonlocal saved
         saved = _compared(checkpoint, _counts(accelerator))
 
-    with _step(peers, "loading the state"):
+    with peers.step("loading the state"):
         path = os.path.join(folder, _STATE)
         found, _ = states.loaded(path, DEFAULT_LOADING, move, {**registered, "step": 0}, check=compare)
         accelerator.step = found["step"]
-    with _step(peers, "loading the state of each process"):
+    with peers.step("loading the state of each process"):
         path = _path_of_rank(folder, accelerator.process_index, saved)
         if not os.path.exists(path):
             reason = f"no random number generators of process {accelerator.process_index}: fewer were saved"
@@ -265,9 +264,5 @@ def _remove_others(folder: str, saved: str) -> None:
                 os.remove(os.path.join(folder, name))
 
 
-def _peers() -> Peers | None:
-    return Peers() if has_ranks() else None
-
-
-def _step(peers: Peers | None, doing: str) -> AbstractContextManager[None]:
-    return nullcontext() if peers is None else peers.step(doing)
+def _peers() -> Together:
+    return Peers() if has_ranks() else ALONE
