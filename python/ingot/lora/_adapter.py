@@ -168,13 +168,6 @@ class _Settings(NamedTuple):
     alphas: _Patterns
 
 
-class _Component(NamedTuple):
-    """The part of a pipeline that a name belongs to, and the rest of the name."""
-
-    name: str | None
-    path: str
-
-
 @dataclass(slots=True)
 class Module:
     """The tensors of an adapter for one module of the base."""
