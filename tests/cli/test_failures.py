@@ -7,9 +7,11 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import click
+import numpy
 import pytest
 
 import ingot.delta
@@ -199,8 +201,21 @@ def test_exit_status_is_1_for_failures_and_2_for_wrong_paths() -> None:
     assert {status(OSError(number, "", "x")) for number in failures} == {1}
     wrong = (errno.ENOENT, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
     assert {status(OSError(number, "", "x")) for number in wrong} == {2}
-    # The first memory page of a process cannot be read.
-    assert run("ls", "/proc/self/mem").code == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has a file that opens and cannot be read")
+def test_failed_reads_name_the_file(tmp_path: Path) -> None:
+    # The first memory page of a process.
+    unreadable = "/proc/self/mem"
+    model = str(save(tmp_path / "model.safetensors", {"a": numpy.zeros(2, "f4")}))
+    for words in (
+        ("ls", unreadable),
+        ("convert", unreadable, str(tmp_path / "new.safetensors")),
+        ("meta", "import", model, unreadable),
+        ("modelspec", "set", model, "--thumbnail", unreadable),
+    ):
+        done = run(*words)
+        assert (done.code, done.err) == (1, f"error: {unreadable}: Input/output error\n"), words
 
 
 def test_commands_give_no_advice_for_python() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -62,6 +63,17 @@ def located(
     file = "" if path is None else f"{_escaped(path)}: "
     subject = "" if tensor is None else f"tensor {_quoted(tensor)}: "
     return kind(f"{file}{subject}{reason}", path=path, tensor=tensor, **facts)
+
+
+@contextmanager
+def naming(path: str) -> Iterator[None]:
+    """Add `path` to errors of the system that name no file, as the errors of reading an open file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = path
+        raise
 
 
 def nbytes(size: int) -> str:

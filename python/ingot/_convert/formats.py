@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ingot import _native
 from ingot._base.checks import one_of
-from ingot._base.text import _escaped, _quoted
+from ingot._base.text import _escaped, _quoted, naming
 from ingot.errors import ConversionError, HeaderError, SafetensorError
 
 from .limits import refused
@@ -275,7 +275,8 @@ def recognised(path: str, source: str | None, is_whole: bool = True) -> str:
     if path.endswith(".distcp"):
         reason = "a file of a distributed checkpoint: expected its directory, which has the file .metadata"
         raise refused(path, reason, "part", expected="a directory", found=os.path.basename(path))
-    word = _by_content(path)
+    with naming(path):
+        word = _by_content(path)
     part = PART.fullmatch(os.path.basename(path))
     # A GGUF file lists its parts itself.
     if is_whole and part is not None and int(part["count"]) > 1 and word in _SHARDS:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import click
 
 from ingot._base.keys import is_pattern, matcher
+from ingot._base.text import naming
 from ingot._native import shown_url
 from ingot._write import edit as _edit
 from ingot._write import rearrange
@@ -255,7 +256,7 @@ def _matching(pairs: Mapping[str, str], pattern: str) -> list[str]:
 def _read(path: str) -> bytes:
     if path == "-":
         return sys.stdin.buffer.read()
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return file.read()
 
 

@@ -14,6 +14,7 @@ import click
 
 from ingot import modelspec
 from ingot._base import images
+from ingot._base.text import naming
 from ingot._native import is_url, shown_url, url_file_name
 from ingot.cli import arguments
 from ingot.cli.screen import (
@@ -262,7 +263,7 @@ def _data_url(file: str) -> str:
     # Opening a pipe would wait for its writer.
     if os.path.exists(file) and not os.path.isfile(file):
         raise click.UsageError(f"{shown(file)}: is not a regular file")
-    with open(file, "rb") as opened_file:
+    with naming(file), open(file, "rb") as opened_file:
         image = opened_file.read(_MOST_THUMBNAIL + 1)
     kind = images.type_of(image)
     if kind is not None and len(image) > _MOST_THUMBNAIL:
