@@ -176,7 +176,7 @@ def long_header(bench: Bench, folder: Path) -> None:
             assert "100,000" in page.inner_text("main")
             page.fill("aside input", "weight")
             page.wait_for_function(
-                "() => document.querySelector('aside .told').textContent.startsWith('100,000 of')"
+                "() => document.querySelector('aside .status').textContent.startsWith('100,000 of')"
             )
             rate, most, worst = page.evaluate(SCROLL, 400)
             frames.append(rate)

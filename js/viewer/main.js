@@ -52,7 +52,7 @@ class Page {
       "aria-label": "Filter the tensors",
       oninput: () => this.state.set({ find: this.filter.value || null }, true),
     });
-    this.status = h("p", { class: "told", role: "status" });
+    this.status = h("p", { class: "status", role: "status" });
     const wide = h("input", { type: "checkbox", onchange: () => this.side.classList.toggle("wide", wide.checked) });
     this.side = h(
       "aside",

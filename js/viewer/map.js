@@ -43,7 +43,7 @@ function stripOf(table, { name, header }, first, openTensor) {
     class: "strip",
     "aria-label": `${escapeName(name)}: ${nbytes(header.dataStart)} of header, then ${whole(header.size)} tensors`,
   });
-  const status = h("p", { class: "told", "aria-live": "polite" }, "Point at a tensor, or click it to open it.");
+  const status = h("p", { class: "status", "aria-live": "polite" }, "Point at a tensor, or click it to open it.");
   const draw = () => drawStrip(canvas, table, header, first, view);
   new ResizeObserver(draw).observe(canvas);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -336,7 +336,7 @@ def test_map_leads_to_a_tensor(viewed: Opener) -> None:
     look = viewed(minilm(), at="go=map")
     strip = look.page.locator(".strip")
     strip.hover(position={"x": 10, "y": 50})
-    assert "encoder" in look.text(".told >> nth=1") or "embeddings" in look.text(".told >> nth=1")
+    assert "encoder" in look.text(".status >> nth=1") or "embeddings" in look.text(".status >> nth=1")
     strip.click(position={"x": 10, "y": 50})
     look.settle()
     assert "t=" in look.page.url
