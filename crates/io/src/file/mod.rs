@@ -15,4 +15,4 @@ pub(crate) use archive::{BUFFER, Files, check_unchanged, nearest, threads_of_env
 pub use local::LocalFile;
 pub(crate) use local::{Place, is_in_its_place, most_open};
 pub use source::{MemorySource, ReadAt, Source, read_header};
-pub(crate) use source::{OpenSource, Stream, read_exactly};
+pub(crate) use source::{OpenSource, Stream, read_exactly, read_until};

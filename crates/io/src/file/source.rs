@@ -264,17 +264,24 @@ pub(crate) fn read_exactly(
     dest: &mut [u8],
     stop: StopFlag<'_>,
 ) -> Result<(), Failure> {
-    let expected = dest.len();
-    let end = source.nbytes().min(position.saturating_add(to_u64(expected)));
+    let end = source.nbytes().min(position.saturating_add(to_u64(dest.len())));
     let mut stream = source.stream(position..end.max(position), stop);
+    read_until(position, dest.len(), |found| match &mut stream {
+        Some(stream) => stream.read(&mut dest[found..]),
+        None => source.read_at(position + to_u64(found), &mut dest[found..]),
+    })
+}
+
+/// Call `read` with the number of bytes so far, until it has returned `expected` bytes in all. Interrupted reads are
+/// repeated. The bytes begin at `position`, which the error names.
+pub(crate) fn read_until(
+    position: u64,
+    expected: usize,
+    mut read: impl FnMut(usize) -> io::Result<usize>,
+) -> Result<(), Failure> {
     let mut found = 0;
     while found < expected {
-        let rest = &mut dest[found..];
-        let read = match &mut stream {
-            Some(stream) => stream.read(rest),
-            None => source.read_at(position + to_u64(found), rest),
-        };
-        let fault = match read {
+        let fault = match read(found) {
             Ok(0) => None,
             Ok(count) => {
                 found += count;
@@ -313,37 +320,22 @@ impl<'s> Stream<'s> {
 
     /// Fill `dest` with the bytes from `position` on, which is not before the end of the last read.
     pub(crate) fn fill(&mut self, position: u64, dest: &mut [u8]) -> Result<(), Failure> {
-        let expected = dest.len();
-        let failure = |found, source| Failure::Read {
-            position,
-            expected: to_u64(expected),
-            found: to_u64(found),
-            source,
-        };
         let mut waste = [0; WASTE_NBYTES];
-        while self.position < position {
-            let most = saturating_usize(position - self.position).min(WASTE_NBYTES);
-            let read = self.read(&mut waste[..most]);
-            read.map_err(|source| failure(0, source))?;
-        }
-        let mut found = 0;
-        while found < expected {
-            let read = self.read(&mut dest[found..]);
-            found += read.map_err(|source| failure(found, source))?;
-        }
-        Ok(())
+        read_until(position, dest.len(), |found| {
+            while self.position < position {
+                let most = saturating_usize(position - self.position).min(WASTE_NBYTES);
+                if self.read(&mut waste[..most])? == 0 {
+                    return Ok(0);
+                }
+            }
+            self.read(&mut dest[found..])
+        })
     }
 
-    /// Read once. At the end of the stream, the error is `None`.
-    fn read(&mut self, dest: &mut [u8]) -> Result<usize, Option<io::Error>> {
-        match self.bytes.read(dest) {
-            Ok(0) => Err(None),
-            Ok(count) => {
-                self.position += to_u64(count);
-                Ok(count)
-            }
-            Err(fault) => Err(Some(fault)),
-        }
+    fn read(&mut self, dest: &mut [u8]) -> io::Result<usize> {
+        let count = self.bytes.read(dest)?;
+        self.position += to_u64(count);
+        Ok(count)
     }
 }
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use ingot_format::{Row, StopFlag, saturating_usize, to_u64, to_usize};
 
 use crate::error::Failure;
-use crate::file::{ReadAt, Stream, read_exactly};
+use crate::file::{ReadAt, Stream, read_exactly, read_until};
 
 /// The page size of the machines on which the distance between addresses affected the speed of copies.
 pub(crate) const PAGE_NBYTES: usize = 4096;
@@ -271,31 +271,13 @@ impl Input<'_> {
             end = *position + to_u64(bytes.len());
             places.push(IoSliceMut::new(bytes));
         }
-        let mut places = &mut places[..];
-        let mut found = 0;
-        while found < expected {
+        let (source, mut places) = (self.source, &mut places[..]);
+        read_until(span.start, expected, |found| {
             let some = VECTOR.min(places.len());
-            let fault = match self
-                .source
-                .read_vectored_at(span.start + to_u64(found), &mut places[..some])
-            {
-                Ok(0) => None,
-                Ok(count) => {
-                    found += count;
-                    IoSliceMut::advance_slices(&mut places, count);
-                    continue;
-                }
-                Err(fault) if fault.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(fault) => Some(fault),
-            };
-            return Err(Failure::Read {
-                position: span.start,
-                expected: to_u64(expected),
-                found: to_u64(found),
-                source: fault,
-            });
-        }
-        Ok(())
+            let count = source.read_vectored_at(span.start + to_u64(found), &mut places[..some])?;
+            IoSliceMut::advance_slices(&mut places, count);
+            Ok(count)
+        })
     }
 }
 
