@@ -152,26 +152,17 @@ pub(crate) fn read_owned(
     options: &ReadOptions,
     watch: &dyn Watch,
 ) -> Result<Vec<Buffer>, Error> {
-    let explain = |failure: Failure| files.explain(failure);
     let mut pieces = pieces(files, jobs.iter().copied())?;
     let devices = assign_pools(&mut pieces, jobs);
     let plan = Plan::fresh(&mut pieces);
-    let mut blocks = allocate(&plan, jobs, &devices).map_err(explain)?;
-    let sources = files.sources();
-    let reading = reading(&plan, &sources, options).onto(devices.iter().map(|onto| onto.at.device()));
-    // Declared after `blocks`, so that it is dropped first: copies must end before their memory is freed.
-    let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
-    let dests = blocks
-        .iter_mut()
-        .enumerate()
-        .map(|(number, block)| block.dest(number));
-    let outcome = execute(&plan, &sources, witnesses, dests, reading, watch);
-    outcome.map_err(|fault| files.explain(fault))?;
-    copies.end().map_err(|fault| explain(fault.into()))?;
+    let mut blocks = allocate(&plan, jobs, &devices).map_err(|failure| files.explain(failure))?;
+    let dests = blocks.iter_mut().enumerate();
+    let dests = dests.map(|(number, block)| block.dest(number));
+    read_plan(&plan, files, witnesses, &devices, dests, options, watch)?;
     if devices.iter().any(|onto| onto.at.device().is_integrated()) {
         // The system reads ahead, and drops a group of pages only as a whole: at most a huge page, also across the border of
         // two tensors.
-        let group = to_u64(HUGE_PAGE_NBYTES);
+        let (group, sources) = (to_u64(HUGE_PAGE_NBYTES), files.sources());
         for (file, span) in plan.stretches() {
             let end = span.end.next_multiple_of(group);
             sources[file].forget(span.start - span.start % group..end);
@@ -242,11 +233,9 @@ pub(crate) fn fill_checked(
     watch: &dyn Watch,
 ) -> Result<(), Error> {
     let plan = Plan::into_each(pieces(files, ids.iter().map(|id| id.file).zip(jobs))?);
-    let sources = files.sources();
     let dests = targets.into_iter().map(|target| Destination::Host(target.memory));
     files.check_unchanged()?;
-    let reading = reading(&plan, &sources, options);
-    execute(&plan, &sources, witnesses, dests, reading, watch).map_err(|fault| files.explain(fault))?;
+    read_plan(&plan, files, witnesses, &[], dests, options, watch)?;
     files.check_unchanged()
 }
 
@@ -272,19 +261,35 @@ pub fn fill_on(
         }
     }
     let (files, ids) = Files::of(jobs.iter().map(|job| *job.tensor()));
-    let explain = |failure: Failure| files.explain(failure);
     let plan = Plan::into_each(pieces(&files, ids.iter().map(|id| id.file).zip(jobs))?);
-    let sources = files.sources();
     files.check_unchanged()?;
-    onto.at.refuse_capture().map_err(|fault| explain(fault.into()))?;
-    let devices = [onto];
-    let reading = reading(&plan, &sources, options).onto(devices.iter().map(|onto| onto.at.device()));
-    let copies = Copies::begin(&devices).map_err(|fault| explain(fault.into()))?;
+    let refused = onto.at.refuse_capture().map_err(Failure::from);
+    refused.map_err(|failure| files.explain(failure))?;
     let dests = regions.iter_mut().enumerate();
     let dests = dests.map(|(number, region)| Destination::Device(Box::new(onto.dest(region, number))));
-    execute(&plan, &sources, &[], dests, reading, watch).map_err(|fault| files.explain(fault))?;
-    copies.end().map_err(|fault| explain(fault.into()))?;
+    read_plan(&plan, &files, &[], &[onto], dests, options, watch)?;
     files.check_unchanged()
+}
+
+/// Read the pieces of `plan` into `dests`, which has the memory of each block. When this returns, also with an error, the copies
+/// to `devices` have ended or their memory is safe to free.
+fn read_plan<'d>(
+    plan: &Plan<'_>,
+    files: &Files<'_>,
+    witnesses: &[&dyn Witness],
+    devices: &[&Onto],
+    dests: impl IntoIterator<Item = Destination<'d>>,
+    options: &ReadOptions,
+    watch: &dyn Watch,
+) -> Result<(), Error> {
+    let sources = files.sources();
+    let reading = reading(plan, &sources, options).onto(devices.iter().map(|onto| onto.at.device()));
+    let read = || -> Result<(), InFile> {
+        let copies = Copies::begin(devices).map_err(Failure::from)?;
+        execute(plan, &sources, witnesses, dests, reading, watch)?;
+        Ok(copies.end().map_err(Failure::from)?)
+    };
+    read().map_err(|fault| files.explain(fault))
 }
 
 /// The pieces of these jobs, each given with the number of its file.
