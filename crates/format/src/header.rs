@@ -308,6 +308,12 @@ impl Header {
         self.raw.metadata.as_ref()
     }
 
+    /// Returns the text that the metadata has for `key`.
+    #[must_use]
+    pub fn text(&self, key: &str) -> Option<&str> {
+        self.metadata()?.get(key)
+    }
+
     /// Returns the position of the data section, counted from the start of the file.
     #[must_use]
     pub fn data_start(&self) -> u64 {

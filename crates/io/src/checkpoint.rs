@@ -336,10 +336,7 @@ impl Checkpoint {
         }
         self.prepare_all(watch)?;
         let files = self.all_files()?;
-        let has_record = |file: &&Archive| {
-            let metadata = file.header().metadata();
-            metadata.is_some_and(|metadata| metadata.get(SHARED_KEY).is_some())
-        };
+        let has_record = |file: &&Archive| file.header().text(SHARED_KEY).is_some();
         let found = if files.iter().any(has_record) {
             Aliases::of(&files)?
         } else {

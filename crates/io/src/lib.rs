@@ -146,7 +146,7 @@
 //! replace_tensor(&path, "bias", Dtype::U8, &[2], &Payload::from(&b"cd"[..]), &SaveOptions::new(), &Unwatched)?;
 //!
 //! let archive = Archive::open(&path, &OpenOptions::new())?;
-//! assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
+//! assert_eq!(archive.header().text("title"), Some("first"));
 //! assert_eq!(archive.read("bias")?.to_vec(), b"cd");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -38,7 +38,7 @@ pub fn aliases<'h>(
     // The names of all tensors, and the added names. Most files have no record, and need no such set.
     let mut taken: Option<HashSet<Cow<'h, str>>> = None;
     for (file, (path, header)) in files.clone().enumerate() {
-        let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
+        let Some(text) = header.text(SHARED_KEY) else {
             continue;
         };
         let taken = taken.get_or_insert_with(|| {

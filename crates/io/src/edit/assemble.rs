@@ -209,7 +209,7 @@ fn joined<'a>(sources: impl Iterator<Item = Extent<'a>>) -> Vec<Extent<'a>> {
 fn hash_of_all<'a>(extents: &[Extent<'a>]) -> Option<&'a str> {
     match *extents {
         [Extent::Range(file, 0, end)] if end == file.header().data_nbytes() => {
-            file.header().metadata()?.get(MODEL_SPEC_KEY)
+            file.header().text(MODEL_SPEC_KEY)
         }
         _ => None,
     }

@@ -104,7 +104,7 @@ pub enum Edited {
 /// let change = MetadataChange { set: &[("title", "first")], ..MetadataChange::default() };
 /// update_metadata(&path, &change, &SaveOptions::default(), &Unwatched)?;
 /// let archive = Archive::open(&path, &OpenOptions::default())?;
-/// assert_eq!(archive.header().metadata().and_then(|metadata| metadata.get("title")), Some("first"));
+/// assert_eq!(archive.header().text("title"), Some("first"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -250,8 +250,7 @@ fn head_with_digest(
         .chain(TRAINER_HASH_KEYS)
         .chain(SIGNATURES_OF_FILE)
         .collect();
-    let has_one = |metadata: &Metadata| of_all.iter().any(|key| metadata.get(key).is_some());
-    if record.is_none() && !header.metadata().is_some_and(has_one) {
+    if record.is_none() && !of_all.iter().any(|key| header.text(key).is_some()) {
         return Ok(head);
     }
     let set: Vec<(&str, &str)> = record.iter().map(|record| (CHECKSUMS_KEY, &**record)).collect();

@@ -77,7 +77,7 @@ pub fn passed_over(path: &Path, header: &Header) -> Vec<(Error, Remedy)> {
         .map(|fault| (fault, Remedy::ValueLeftOut))
         .into_iter()
         .collect();
-    let Some(text) = header.metadata().and_then(|metadata| metadata.get(SHARED_KEY)) else {
+    let Some(text) = header.text(SHARED_KEY) else {
         return found;
     };
     match shared_names(text, header) {
@@ -275,7 +275,7 @@ pub(crate) fn checksums(
 }
 
 fn digests_of(header: &Header) -> Option<(Algorithm, Checksums<'_>)> {
-    let record = Checksums::parse(header.metadata()?.get(CHECKSUMS_KEY)?).ok()?;
+    let record = Checksums::parse(header.text(CHECKSUMS_KEY)?).ok()?;
     Some((Algorithm::from_name(record.algorithm())?, record))
 }
 

@@ -224,9 +224,7 @@ impl Archive {
     /// Return the expected digests in the file of these tensors, each once and in order.
     fn kept(&self, ids: &[TensorId]) -> Result<Promise, Error> {
         let header = self.header();
-        let model_spec = header
-            .metadata()
-            .and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        let model_spec = header.text(MODEL_SPEC_KEY);
         let record = match (RecordedDigests::of(header, self.path())?, model_spec) {
             (Some(record), _) => record,
             (None, Some(text)) if self.are_all(ids) => return self.kept_of_data(text),

@@ -284,8 +284,7 @@ impl<'a> Check<'a> {
             ..RecordedDigests::default()
         });
         let start = header.data_start();
-        let metadata = header.metadata();
-        let model_spec = metadata.and_then(|metadata| metadata.get(MODEL_SPEC_KEY));
+        let model_spec = header.text(MODEL_SPEC_KEY);
         // A blob of a cache is named after its contents.
         let of_name = || sha256_from(&disk::blob_digest(archive.path()?)?);
         let sha256 = sha256.or_else(of_name);
@@ -349,8 +348,7 @@ pub(crate) fn renewed(
     payload: &Payload<'_>,
     watch: &dyn Watch,
 ) -> io::Result<Option<String>> {
-    let record = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
-    let Some(Ok(record)) = record.map(Checksums::parse) else {
+    let Some(Ok(record)) = header.text(CHECKSUMS_KEY).map(Checksums::parse) else {
         return Ok(None);
     };
     let algorithm = Algorithm::from_name(record.algorithm());
@@ -403,7 +401,7 @@ pub(crate) struct RecordedDigests {
 impl RecordedDigests {
     /// Return the record in the metadata of `header`, if there is one. Errors name `path`.
     pub(crate) fn of(header: &Header, path: Option<&Path>) -> Result<Option<RecordedDigests>, Error> {
-        let text = header.metadata().and_then(|metadata| metadata.get(CHECKSUMS_KEY));
+        let text = header.text(CHECKSUMS_KEY);
         text.map(|text| RecordedDigests::parse(text, header, path))
             .transpose()
     }
