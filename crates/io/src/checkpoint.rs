@@ -67,12 +67,7 @@ enum Contents {
 
 impl From<Archive> for Checkpoint {
     fn from(archive: Archive) -> Checkpoint {
-        Checkpoint {
-            files: Contents::File(Box::new(archive)),
-            aliases: OnceLock::new(),
-            reason: None,
-            inputs: None,
-        }
+        Checkpoint::of(Contents::File(Box::new(archive)))
     }
 }
 
@@ -96,8 +91,12 @@ impl Checkpoint {
 
     /// Return the checkpoint of an index.
     pub(crate) fn of_shards(shards: Shards) -> Checkpoint {
+        Checkpoint::of(Contents::Shards(Box::new(shards)))
+    }
+
+    fn of(files: Contents) -> Checkpoint {
         Checkpoint {
-            files: Contents::Shards(Box::new(shards)),
+            files,
             aliases: OnceLock::new(),
             reason: None,
             inputs: None,

@@ -122,17 +122,18 @@ fn cut<'p, 'd>(
     let most = (chunk_nbytes / cost / stored.max(wanted)).max(1) * wanted;
     let border = most.min(HUGE_PAGE_NBYTES);
     let mut runs = Runs::of(piece);
+    let chunk = |span, runs, dest: Destination<'d>| Chunk {
+        file: piece.file,
+        cost: dest.len().saturating_mul(cost),
+        span,
+        runs,
+        converted: piece.converted,
+        dest,
+    };
     if gap == 0 && (1..=most).contains(&dest.len()) {
         // If there are many pieces, most are one chunk.
         let begin = runs.begin();
-        chunks.push(Chunk {
-            file: piece.file,
-            cost: dest.len().saturating_mul(cost),
-            span: begin..begin,
-            runs,
-            converted: piece.converted,
-            dest,
-        });
+        chunks.push(chunk(begin..begin, runs, dest));
         return;
     }
     let mut rest = dest;
@@ -151,14 +152,7 @@ fn cut<'p, 'd>(
         let here = runs.clone();
         let span = runs.pass(first / wanted * stored, gap, to_u64(chunk_nbytes));
         let (dest, after) = rest.split_at(span.nbytes / stored * wanted);
-        chunks.push(Chunk {
-            file: piece.file,
-            cost: dest.len().saturating_mul(cost),
-            span: span.range,
-            runs: here,
-            converted: piece.converted,
-            dest,
-        });
+        chunks.push(chunk(span.range, here, dest));
         rest = after;
     }
 }

@@ -335,23 +335,14 @@ impl Shared {
         let tensors: Vec<Tensor<'_>> = whole.map(|(_, job)| *job.tensor()).collect();
         warm_behind_mappings(&tensors, &self.options, self)?;
         let buffers = read_to(&jobs, &self.options, watch)?;
-        let fetched = |(job, buffer): (&Job<'_>, Buffer)| Part {
-            shape: job.shape().to_owned(),
-            buffer,
-            strides: None,
-        };
         Ok(jobs.iter().zip(buffers).map(fetched).collect())
     }
 
     fn read(&self, rank: usize, watch: &dyn Watch) -> Result<Part, Error> {
         let job = self.job(rank)?;
         let buffers = about(&job, read_to([&job], &self.options, watch));
-        Ok(Part {
-            // One job has one buffer.
-            buffer: buffers?.swap_remove(0),
-            shape: job.shape().to_owned(),
-            strides: None,
-        })
+        // One job has one buffer.
+        Ok(fetched((&job, buffers?.swap_remove(0))))
     }
 
     fn job(&self, rank: usize) -> Result<Job<'_>, Error> {
@@ -381,6 +372,14 @@ impl Shared {
 
     fn locked(&self) -> MutexGuard<'_, Progress> {
         locked(&self.state)
+    }
+}
+
+fn fetched((job, buffer): (&Job<'_>, Buffer)) -> Part {
+    Part {
+        shape: job.shape().to_owned(),
+        buffer,
+        strides: None,
     }
 }
 
