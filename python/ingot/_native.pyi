@@ -24,7 +24,6 @@ __all__ = [
     "Buffer",
     "Checkpoint",
     "Destinations",
-    "Distance",
     "Export",
     "ForeignFile",
     "Gpu",
@@ -32,7 +31,6 @@ __all__ = [
     "Patch",
     "ShardIndex",
     "Sources",
-    "Statistics",
     "Stream",
     "TemporaryFile",
     "TensorInfo",
@@ -100,38 +98,6 @@ class Stream:
     def take(self, name: str, wrap: Wrap) -> Any | None: ...
     def close(self) -> None: ...
 
-@final
-class Statistics:
-    """The statistics of one tensor. Values that are not finite are counted, and otherwise ignored."""
-
-    @property
-    def count(self) -> int:
-        """Elements; for C64 their real and imaginary parts."""
-
-    @property
-    def zeros(self) -> int: ...
-    @property
-    def nans(self) -> int: ...
-    @property
-    def infinities(self) -> int: ...
-    @property
-    def malformed(self) -> int:
-        """Elements of BOOL that are neither 0 nor 1."""
-
-    @property
-    def min(self) -> int | float | None:
-        """An int for an integer dtype. None, like all below, if no value is finite."""
-
-    @property
-    def max(self) -> int | float | None: ...
-    @property
-    def mean(self) -> float | None: ...
-    @property
-    def std(self) -> float | None: ...
-    @property
-    def bins(self) -> list[int]:
-        """The number of values in each of equal parts of the range."""
-
 def statistics(
     checkpoint: Checkpoint,
     names: Iterable[str] | None = None,
@@ -139,36 +105,8 @@ def statistics(
     bins: int = 0,
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> list[Statistics | None]:
-    """Return the statistics of tensors. None for tensors of 6-bit dtypes, whose packing is not settled."""
-
-@final
-class Distance:
-    """The distance between two tensors whose values are not all equal. A NaN equals every other NaN.
-
-    All fields are None if the values cannot be compared: the shapes differ, or the bytes differ and the
-    values are not known, as for 6-bit dtypes.
-    """
-
-    @property
-    def different(self) -> int | None:
-        """The number of values that are not equal. An element of C64 has two values."""
-
-    @property
-    def max_abs(self) -> int | float | None:
-        """The greatest absolute difference: an exact int if both dtypes are integers."""
-
-    @property
-    def relative_l2(self) -> float | None:
-        """The norm of the difference divided by the norm of the first tensor. None if the latter is zero.
-
-        Here and below, pairs of NaN and of equal infinities are ignored, and other values that are not finite
-        make the result NaN.
-        """
-
-    @property
-    def cosine(self) -> float | None:
-        """The cosine of the angle between the two. None if one is zero."""
+) -> list[dict[str, Any] | None]:
+    """Return the fields of `TensorStats` except `dtype`. None for dtypes of 6 bits."""
 
 def distances(
     one: Checkpoint,
@@ -177,11 +115,8 @@ def distances(
     *,
     threads: int | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> list[Distance | None]:
-    """Return the distances of the tensors with these names in two files.
-
-    None if all their values are equal.
-    """
+) -> list[tuple[int | None, int | float | None, float | None, float | None] | None]:
+    """Return the fields of the `Distance` between two tensors of each name. None if all values are equal."""
 
 def diff_versions(
     base: Checkpoint,

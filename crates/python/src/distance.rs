@@ -10,32 +10,8 @@ use crate::read::chosen;
 use crate::statistics::Value;
 use crate::watch::Signals;
 
-/// The distance between two tensors whose values differ.
-#[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Distance(ingot_inspect::Distance);
-
-#[pymethods]
-impl Distance {
-    #[getter]
-    fn different(&self) -> Option<u64> {
-        self.0.different
-    }
-
-    #[getter]
-    fn max_abs(&self) -> Option<Value> {
-        self.0.max_abs.map(Value::from)
-    }
-
-    #[getter]
-    fn relative_l2(&self) -> Option<f64> {
-        self.0.relative_l2
-    }
-
-    #[getter]
-    fn cosine(&self) -> Option<f64> {
-        self.0.cosine
-    }
-}
+/// The distance between two tensors whose values differ: its fields in order, which are a `tuple` in Python.
+pub(crate) type Distance = (Option<u64>, Option<Value>, Option<f64>, Option<f64>);
 
 /// Return the distances of the tensors with these names in two files; None if all their values are equal.
 #[pyfunction]
@@ -58,5 +34,10 @@ pub(crate) fn distances(
     let options = ReadOptions::new().threads(threads);
     let found =
         Signals::telling(progress).run(py, |signals| ingot_inspect::distances(&pairs, &options, signals))?;
-    Ok(found.into_iter().map(|found| found.map(Distance)).collect())
+    Ok(found.into_iter().map(|found| found.map(fields)).collect())
+}
+
+fn fields(found: ingot_inspect::Distance) -> Distance {
+    let max_abs = found.max_abs.map(Value::from);
+    (found.different, max_abs, found.relative_l2, found.cosine)
 }

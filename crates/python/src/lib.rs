@@ -50,7 +50,7 @@ mod _native {
     #[pymodule_export]
     use crate::device::{Gpu, release_pinned, why_pageable};
     #[pymodule_export]
-    use crate::distance::{Distance, distances};
+    use crate::distance::distances;
     #[pymodule_export]
     use crate::documents::{fetch_beside, fetch_start, hub_headers, list_objects, url_file_name};
     #[pymodule_export]
@@ -82,7 +82,7 @@ mod _native {
     #[pymodule_export]
     use crate::shards::ShardIndex;
     #[pymodule_export]
-    use crate::statistics::{Statistics, statistics};
+    use crate::statistics::statistics;
     #[pymodule_export]
     use crate::temporary_file::{TemporaryFile, check_destination, replace_file};
     #[pymodule_export]

@@ -26,60 +26,35 @@ impl From<Number> for Value {
     }
 }
 
-/// The statistics of one tensor.
-#[pyclass(frozen, module = "ingot._native")]
-pub(crate) struct Statistics(ingot_inspect::Statistics);
+/// The statistics of one tensor, which are a `dict` in Python.
+#[derive(IntoPyObject)]
+pub(crate) struct Statistics {
+    count: u64,
+    zeros: u64,
+    nans: u64,
+    infinities: u64,
+    malformed: u64,
+    min: Option<Value>,
+    max: Option<Value>,
+    mean: Option<f64>,
+    std: Option<f64>,
+    bins: Vec<u64>,
+}
 
-#[pymethods]
-impl Statistics {
-    #[getter]
-    fn count(&self) -> u64 {
-        self.0.count
-    }
-
-    #[getter]
-    fn zeros(&self) -> u64 {
-        self.0.zeros
-    }
-
-    #[getter]
-    fn nans(&self) -> u64 {
-        self.0.nans
-    }
-
-    #[getter]
-    fn infinities(&self) -> u64 {
-        self.0.infinities
-    }
-
-    #[getter]
-    fn malformed(&self) -> u64 {
-        self.0.malformed
-    }
-
-    #[getter]
-    fn min(&self) -> Option<Value> {
-        self.0.range.map(|(low, _)| low.into())
-    }
-
-    #[getter]
-    fn max(&self) -> Option<Value> {
-        self.0.range.map(|(_, high)| high.into())
-    }
-
-    #[getter]
-    fn mean(&self) -> Option<f64> {
-        self.0.mean
-    }
-
-    #[getter]
-    fn std(&self) -> Option<f64> {
-        self.0.deviation
-    }
-
-    #[getter]
-    fn bins(&self) -> Vec<u64> {
-        self.0.bins.clone()
+impl From<ingot_inspect::Statistics> for Statistics {
+    fn from(found: ingot_inspect::Statistics) -> Statistics {
+        Statistics {
+            count: found.count,
+            zeros: found.zeros,
+            nans: found.nans,
+            infinities: found.infinities,
+            malformed: found.malformed,
+            min: found.range.map(|(low, _)| low.into()),
+            max: found.range.map(|(_, high)| high.into()),
+            mean: found.mean,
+            std: found.deviation,
+            bins: found.bins,
+        }
     }
 }
 
@@ -100,5 +75,8 @@ pub(crate) fn statistics(
     let found = Signals::telling(progress).run(py, |signals| {
         ingot_inspect::statistics(&tensors, bins, &options, signals)
     })?;
-    Ok(found.into_iter().map(|found| found.map(Statistics)).collect())
+    Ok(found
+        .into_iter()
+        .map(|found| found.map(Statistics::from))
+        .collect())
 }

@@ -138,7 +138,8 @@ def diff(
         alike = [name for name in names if _shape(ours.get(name)) == _shape(theirs.get(name))]
         with reporting_on(how.progress, "Comparing", one.path or "") as tell:
             found = _native.distances(one, two, alike, threads=how.threads, progress=tell)
-        distances = {name: _of(apart) for name, apart in zip(alike, found, strict=True) if apart is not None}
+        measured = zip(alike, found, strict=True)
+        distances = {name: Distance(*apart) for name, apart in measured if apart is not None}
         return Diff(tensors, metadata, distances)
 
 
@@ -166,7 +167,3 @@ def _metadata(one: Checkpoint, two: Checkpoint) -> dict[str, tuple[str | None, s
 def _texts(metadata: Mapping[str, Any] | None) -> dict[str, str]:
     pairs = (metadata or {}).items()
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in pairs}
-
-
-def _of(found: _native.Distance) -> Distance:
-    return Distance(found.different, found.max_abs, found.relative_l2, found.cosine)

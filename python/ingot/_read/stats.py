@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import dataclass, fields
-from typing import Any, Unpack
+from dataclasses import dataclass
+from typing import Unpack
 
 from ingot import _native
 from ingot._base.keys import select
@@ -155,10 +155,6 @@ def measured(
         if values is None:
             unread[name] = dtype
         else:
-            tensors[name] = _of(dtype, values)
+            values["bins"] = tuple(values["bins"])
+            tensors[name] = TensorStats(dtype, **values)
     return Stats(tensors, unread)
-
-
-def _of(dtype: str, found: _native.Statistics) -> TensorStats:
-    values: Any = {one.name: getattr(found, one.name) for one in fields(TensorStats) if one.name != "dtype"}
-    return TensorStats(dtype, **values | {"bins": tuple(found.bins)})

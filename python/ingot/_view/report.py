@@ -15,7 +15,9 @@ from .shelf import ReadFile, read_through
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ingot._native import Checkpoint, Statistics, TensorInfo
+    from typing import Any
+
+    from ingot._native import Checkpoint, TensorInfo
 
     from .shelf import Opened
 
@@ -57,10 +59,9 @@ def made(
     return json.dumps(report, separators=(",", ":"), allow_nan=False)
 
 
-def _facts(found: Statistics) -> dict[str, object]:
-    fields = ("count", "zeros", "nans", "infinities", "malformed", "min", "max", "mean", "std")
-    facts: dict[str, object] = {field: _plain(getattr(found, field)) for field in fields}
-    return facts | {"bins": found.bins if found.min is not None else []}
+def _facts(found: dict[str, Any]) -> dict[str, object]:
+    facts = {field: _plain(value) for field, value in found.items() if field != "bins"}
+    return facts | {"bins": found["bins"] if found["min"] is not None else []}
 
 
 def _plain(value: int | float | None) -> object:

@@ -185,7 +185,7 @@ def test_stats_of_shards_take_few_descriptors(folder: Path, tmp_path: Path) -> N
 def work():
     from ingot import _native
     found = _native.statistics(_native.Checkpoint.open(INDEX), progress=count)
-    assert [one.max for one in found] == [max(3, number) for number in range(COUNT)]
+    assert [one['max'] for one in found] == [max(3, number) for number in range(COUNT)]
 
 watched(work)
 """
