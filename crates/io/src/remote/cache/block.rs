@@ -13,7 +13,6 @@ use std::time::SystemTime;
 use ingot_format::{saturating_usize, to_u64, to_usize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::room::record_use;
 use crate::disk;
 
 /// Bytes of a block. One request brings them in about a tenth of a second, and a model of 100 GB is 12,000 files.
@@ -155,6 +154,15 @@ impl Block {
             Err(Damaged)
         }
     }
+}
+
+/// Record the use of a file, unless it was used after `since`.
+pub(super) fn record_use(file: &File, since: SystemTime) -> io::Result<()> {
+    if file.metadata()?.modified()? < since {
+        // A cache that is only readable has no order of use.
+        let _ = file.set_modified(SystemTime::now());
+    }
+    Ok(())
 }
 
 /// Fill `dest` from a position of a file.

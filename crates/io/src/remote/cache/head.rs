@@ -9,7 +9,8 @@ use ingot_format::{StopFlag, to_u64, to_usize};
 use ingot_remote::{Fault, RemoteFile, Resource};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::room::{UNFINISHED_ENDING, record_use};
+use super::block::record_use;
+use super::room::UNFINISHED_ENDING;
 use super::{Cache, Version, seed_of};
 use crate::disk;
 

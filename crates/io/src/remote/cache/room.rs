@@ -105,15 +105,6 @@ impl Room {
     }
 }
 
-/// Record the use of a file, unless it was used after `since`.
-pub(super) fn record_use(file: &File, since: SystemTime) -> io::Result<()> {
-    if file.metadata()?.modified()? < since {
-        // A cache that is only readable has no order of use.
-        let _ = file.set_modified(SystemTime::now());
-    }
-    Ok(())
-}
-
 /// Return the part of a name that all blocks of one version of a file have.
 fn key_of(path: &Path) -> &str {
     let name = path.file_name().and_then(|name| name.to_str());
