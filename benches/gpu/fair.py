@@ -1,5 +1,7 @@
 """Time loads onto a GPU, each loader in a process of its own and with settings for a file in the page cache.
 
+Rows that end with "cold" drop the file from the cache before each load, and use the default settings.
+
 A process imports its loader and torch, creates the context, loads once ("first"), and then `--rounds` times
 without a pause, so that no loader frees its pools. Results own their memory, and one tensor is compared.
 `--rc` names a folder with safetensors 0.9.0rc1 (`pip install --target`). A loader that is not installed has a
@@ -29,6 +31,9 @@ COMPARED = 100_000
 RUNAI = {"RUNAI_STREAMER_LOG_LEVEL": "ERROR"}
 BUFFERED = {**RUNAI, "RUNAI_STREAMER_FS_STRATEGY": "io_uring_buffered,sync_buffered"}
 
+#: The file is dropped from the page cache before each load.
+COLD = {"BENCH_COLD": "1"}
+
 #: The name of each row, its loader, and its environment.
 ROWS: list[tuple[str, str, dict[str, str]]] = [
     ("pinned copies", "pinned", {}),
@@ -47,6 +52,13 @@ ROWS: list[tuple[str, str, dict[str, str]]] = [
     ("fastsafetensors, default (past the cache)", "fastsafetensors", {}),
     ("runai, buffered, to the device", "runai", BUFFERED),
     ("runai, default (past the cache)", "runai", RUNAI),
+    ("flashpack, from a file of its own format", "flashpack", {}),
+    ("ingot, cold", "load_file", COLD),
+    ("safetensors, cold", "safetensors", COLD),
+    ("safetensors 0.9rc1 prefetch, 16 threads, cold", "prefetch", {**COLD, "PREFETCH_THREADS": "16"}),
+    ("instanttensor, cold", "instanttensor", COLD),
+    ("fastsafetensors, cold", "fastsafetensors", COLD),
+    ("runai, cold", "runai", {**COLD, **RUNAI}),
 ]
 
 
@@ -135,8 +147,24 @@ def runai(device: str, path: str) -> Load:
     return load
 
 
+def flashpack(device: str, path: str) -> Load:
+    from flashpack.deserialization import iterate_from_flash_tensor, read_flashpack_file
+    from flashpack.serialization import pack_to_file
+
+    packed = path.replace(".safetensors", ".flashpack")
+    pack_to_file(load_file("cpu", path)(), packed, None)
+    os.sync()
+
+    def load() -> Any:
+        storage, metadata = read_flashpack_file(packed, device)
+        return dict(iterate_from_flash_tensor(storage, metadata))
+
+    return load
+
+
 LOADERS = [
-    *(pinned, load_file, load_into, aligned, safetensors, prefetch, instanttensor, fastsafetensors, runai),
+    *(pinned, load_file, load_into, aligned, safetensors, prefetch),
+    *(instanttensor, fastsafetensors, runai, flashpack),
 ]
 
 
@@ -163,6 +191,8 @@ def run(name: str, device: str, path: str, rounds: int) -> None:
     load = next(one for one in LOADERS if one.__name__ == name)(device, path)
     times = []
     for _ in range(rounds + 1):
+        if COLD.items() <= os.environ.items():
+            drop(path)
         settle()
         begun = time.perf_counter()
         found = load()
@@ -172,6 +202,13 @@ def run(name: str, device: str, path: str, rounds: int) -> None:
             compare(found, path, device)
         del found
     print(json.dumps(times))
+
+
+def drop(path: str) -> None:
+    """Drop a file from the page cache."""
+    file = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(file)
 
 
 def write(path: str, count: int) -> None:
