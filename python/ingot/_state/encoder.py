@@ -324,7 +324,7 @@ class Encoder:
 
 
 def _are_members(values: Collection[Any]) -> bool:
-    """Return whether keys can be those of an object of JSON: texts, which do not look like tags."""
+    """Return whether keys can be keys of a JSON object: texts that do not look like tags."""
     # One look at the texts of all keys, since a tree has many small dicts.
     return set(map(type, values)) <= {str} and (
         "$" not in "".join(values) or not any(key.startswith("$") for key in values)
