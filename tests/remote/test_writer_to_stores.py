@@ -68,7 +68,8 @@ def test_writer_makes_the_file_of_a_save(rules: str, tensors: Any) -> None:
     with stores.running(STORES[rules]) as store:
         with begun(store, tensors, metadata={"k": "v"}) as writer:
             fill(writer, tensors)
-            assert store.objects == {}
+            # An object that tests the conditions of the store may be there.
+            assert PATH not in store.objects
             writer.commit()
         assert store.data(PATH) == saved(tensors, {"k": "v"})
         assert store.uploads == {}

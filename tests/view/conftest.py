@@ -83,6 +83,12 @@ class Look:
             "&& !document.querySelector('[aria-busy]')"
         )
 
+    def draw(self) -> None:
+        """Wait for two frames, in which observers of sizes hide what does not fit."""
+        self.page.evaluate(
+            "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
+
     def rows(self) -> list[list[str]]:
         """Return the rows of the tree that are in the document."""
         found = self.page.evaluate(

@@ -180,6 +180,7 @@ def test_tree_is_sorted_by_its_columns(viewed: Opener) -> None:
 def test_screens_all_have_a_link(viewed: Opener) -> None:
     look = viewed(minilm(), at=f"t={NAME}&view=values&w=100,32,5,12")
     assert "token" not in look.page.url
+    look.draw()
     first = look.text("main table")
     array = ingot.numpy.load_file(minilm())[NAME]
     assert float(look.text("main tbody").split("\n")[0].split("\t")[1]) == pytest.approx(
@@ -189,11 +190,13 @@ def test_screens_all_have_a_link(viewed: Opener) -> None:
     look.page.click("text=Overview")
     look.page.go_back()
     look.settle()
+    look.draw()
     assert look.page.url == link
     assert look.text("main table") == first
     # The tab keeps the token, so that the link opens the same page again.
     look.page.reload()
     look.settle()
+    look.draw()
     assert look.text("main table") == first
 
 
