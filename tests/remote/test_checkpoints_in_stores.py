@@ -391,7 +391,7 @@ def test_interrupted_deletion_of_a_pinned_step_is_undone(store: Store) -> None:
     store.objects[path.replace("checkpoint", "deleting")] = store.objects.pop(path)
     store.objects[path.replace("checkpoint.json", "pinned")] = Stored(b"", {})
     assert opened(store).steps() == [2]
-    # Taking the lease ends or undoes what was interrupted.
+    # A process that takes the lease finishes or undoes interrupted deletions.
     with opened(store) as checkpoints:
         checkpoints.delete(2)
     assert opened(store).steps() == [1]

@@ -723,7 +723,7 @@ def test_load_state_refuses_the_state_of_another_class(tmp_path: Path) -> None:
 
 
 Schedulers = torch.optim.lr_scheduler
-# What was saved, what is loaded, and the error. Torch fails over most of them half-way, by a bare KeyError.
+# The saved scheduler, the other scheduler, and the error. For most pairs, torch raises KeyError half-way.
 OTHER_SCHEDULERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     "StepLR in SequentialLR": (
         lambda optimizer: Schedulers.StepLR(optimizer, 2),

@@ -67,7 +67,7 @@ class DiskSteps(Steps):
 
     @contextmanager
     def making(self, folder: str) -> Iterator[None]:
-        # The user may have put files into it.
+        # An error removes new folders only: the user may have put files into an existing one.
         with new_folders(folder, durable=False):
             if os.path.lexists(folder):
                 # A save of this process has failed.
@@ -111,13 +111,8 @@ class DiskSteps(Steps):
         with suppress(OSError):
             retention.discard(folder, [name for name in os.listdir(folder) if save in name])
 
-    def pin(self, folder: str) -> bool:
+    def mark_pinned(self, folder: str) -> None:
         replace_file(self.path(folder, PINNED), [], durable=is_durable(None), overwrite=True)
-        # The saving process may have deleted it meanwhile.
-        if self.has(folder):
-            return True
-        retention.unpin(folder)
-        return False
 
     def unpin(self, folder: str) -> None:
         retention.unpin(folder)

@@ -114,17 +114,7 @@ class Steps(ABC):
 
     @abstractmethod
     def check(self, folder: str, commit: Commit, names: Iterable[str] | None = None) -> None:
-        """Compare the sizes and the headers of files of a step, by default all, with its commit file.
-
-        Raises
-        ------
-        CheckpointError
-            A file has another size (``code`` is ``"changed-step"``).
-        IntegrityError
-            A header differs (``"digest-mismatch"``).
-        OSError
-            A file is missing or cannot be read.
-        """
+        """Compare files of a step, by default all, with its commit file. Raises as `commit.check` does."""
 
     @abstractmethod
     def write_commit(self, folder: str, commit: Commit) -> None:
@@ -138,9 +128,18 @@ class Steps(ABC):
     def discard(self, folder: str, save: str) -> None:
         """Remove the files of a save that is not committed. Errors are ignored."""
 
-    @abstractmethod
     def pin(self, folder: str) -> bool:
         """Mark a step, so that retention keeps it. Returns False if the step is gone."""
+        self.mark_pinned(folder)
+        # The saving process may have deleted it meanwhile.
+        if self.has(folder):
+            return True
+        self.unpin(folder)
+        return False
+
+    @abstractmethod
+    def mark_pinned(self, folder: str) -> None:
+        """Write the mark of a pinned step."""
 
     @abstractmethod
     def unpin(self, folder: str) -> None:

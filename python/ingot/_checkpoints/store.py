@@ -163,13 +163,8 @@ class StoreSteps(Steps):
         with suppress(OSError):
             self._remove(folder, [name for name in self._names(folder) if save in name])
 
-    def pin(self, folder: str) -> bool:
+    def mark_pinned(self, folder: str) -> None:
         self._write(folder, PINNED, b"")
-        # The saving process may have deleted it meanwhile.
-        if self.has(folder):
-            return True
-        self.unpin(folder)
-        return False
 
     def unpin(self, folder: str) -> None:
         self._remove(folder, [PINNED])

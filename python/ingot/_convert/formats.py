@@ -67,7 +67,7 @@ def is_ours(path: str) -> bool:
 
 # The most characters of a path in a file. Systems allow 4,096 at most.
 _LONGEST_LOCATION = 4096
-# Characters that no file name has: zero, and surrogates that stand for no byte.
+# Characters that no file name has: zero, and surrogates outside the range for undecodable bytes.
 _UNNAMABLE = re.compile("[\0\ud800-\udc7f\udd00-\udfff]")
 # A file name with the number of the part and the number of parts.
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{1,6})-of-(?P<count>\d{1,6})\.(?P<ending>\w+)", re.DOTALL)

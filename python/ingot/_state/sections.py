@@ -57,12 +57,10 @@ class Section:
     def _rendered(self, names: Sequence[str]) -> str:
         nodes = [f'{{"$tensor":{name}}}' for name in map(encode_basestring_ascii, names)]
         if self._inner is not None:
-            given, known = (
-                iter(nodes),
-                {key: encode_basestring_ascii(key) for key in {*chain.from_iterable(self._inner)}},
-            )
+            quoted = {key: encode_basestring_ascii(key) for key in {*chain.from_iterable(self._inner)}}
+            rest = iter(nodes)
             nodes = [
-                f"{{{','.join([f'{known[last]}:{next(given)}' for last in lasts])}}}" for lasts in self._inner
+                f"{{{','.join([f'{quoted[last]}:{next(rest)}' for last in lasts])}}}" for lasts in self._inner
             ]
         keys = map(encode_basestring_ascii, self._keys)
         return f"{{{','.join([f'{key}:{node}' for key, node in zip(keys, nodes, strict=True)])}}}"
